@@ -11,7 +11,10 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # Of the second only a constant is needed; its dependencies are an emulation platform.
 CYBORG := $(shell grep '^csle-cyborg==' constraints.txt)
 SCENARIO := --no-deps $(shell grep '^gym-csle-cyborg==' constraints.txt)
-EXTRAS := dev,classic,mujoco,video,cyborg,workflow,onnx,plot,dash,tensorboard,wandb,ray,bench
+EXTRAS := dev,classic,mujoco,video,onnx,tensorboard,wandb,bench
+# The core and the packages beside it, each with what it can use.
+EDITABLE := $(addprefix --editable ,'.[$(EXTRAS)]' 'packages/watch[dash]' 'packages/lab[plot]' 'packages/ray[ray]' 'packages/cage2[cyborg,workflow]' packages/drone)
+PROJECTS := pyproject.toml $(wildcard packages/*/pyproject.toml)
 ONE_BENCH := bench-straggler bench-burn bench-trace-cost bench-lag bench-startup bench-checkpoint bench-versus bench-lag-learning bench-storm bench-solves bench-discrete bench-versus-sac bench-cyborg-rates \
 	bench-cage2-rates bench-cage2-learns bench-workflow-synthetic bench-workflow-cage2 bench-first-day bench-tune-error bench-inverted-pendulum bench-compare-ranks bench-watch-cost bench-adapt bench-crowd bench-learners bench-random-configs \
 	bench-ray-costs bench-ray-straggler bench-ray-cyborg bench-cluster-model
@@ -25,20 +28,20 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-10s  %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .venv312/.ready: PYTHON := $(PYTHON312)
-.venv/.ready .venv312/.ready: %/.ready: pyproject.toml constraints.txt freewheel/rollout/_kernel.c freewheel/rollout/_watch.c
+.venv/.ready .venv312/.ready: %/.ready: $(PROJECTS) constraints.txt freewheel/rollout/_kernel.c freewheel/rollout/_watch.c
 	@echo "setting up $* (once; a few minutes)"
 	@$(PYTHON) -m venv $*
 	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt $(TORCH)
-	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	@$*/bin/python -m pip install $(PIP_FLAGS) --constraint constraints.txt $(EDITABLE)
 	@$*/bin/python -m pip install $(PIP_FLAGS) $(SCENARIO)
 	@touch $@
 
 # Isaac Lab pins what it needs, torch among it, and wants Python 3.12.
-.venv-isaac/.ready: pyproject.toml
+.venv-isaac/.ready: $(PROJECTS)
 	@echo "setting up .venv-isaac (once; a few minutes and 8 GB)"
 	@$(PYTHON312) -m venv .venv-isaac
 	@.venv-isaac/bin/python -m pip install $(PIP_FLAGS) isaaclab==3.0.0
-	@.venv-isaac/bin/python -m pip install $(PIP_FLAGS) --editable . hypothesis pytest pytest-timeout
+	@.venv-isaac/bin/python -m pip install $(PIP_FLAGS) --editable . --editable packages/drone hypothesis pytest pytest-timeout
 	@touch $@
 
 .venv/.bench: .venv/.ready
@@ -100,15 +103,15 @@ test-durations: .venv/.ready browser ## run all three tiers, and record what eve
 # Not part of `make test-all`: three nodes and a training each, which are killed, leave and join.
 test-cluster: export FREEWHEEL_CLUSTER := 1
 test-cluster: .venv/.ready ## trainings on a real cluster of three Ray nodes: some are killed in the middle, some leave, some join
-	$(BIN)/python -m pytest tests/cluster
+	$(BIN)/python -m pytest packages/ray/tests/cluster
 
 quick-benches: .venv/.ready ## every published benchmark in its quick form: it still runs, and keeps its promises
 	$(PYTEST) tests/test_benchmarks.py
 
-wheel: ## the package as a file that pip installs, in dist/; any Python with pip will do
-	@rm -rf dist build
-	@$(PYTHON) -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist .
-	@ls dist/freewheel-*.whl
+wheel: ## the core and its packages as files that pip installs, in dist/; any Python with pip will do
+	@rm -rf dist build packages/*/build
+	@$(PYTHON) -m pip wheel $(PIP_QUIET) --no-deps --wheel-dir dist . ./packages/*
+	@ls dist/*.whl
 
 walk: ## what the README tells a new user, word for word, in an empty virtual environment elsewhere
 	$(PYTHON) scripts/walk.py
@@ -156,4 +159,4 @@ $(ONE_BENCH): .venv/.bench # one of them (benchmarks/README.md); FLAGS=--quick s
 
 clean: ## remove the environments and every cache; runs stay
 	rm -rf .venv .venv312 .venv-isaac dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	find freewheel tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +
+	find freewheel packages tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +

@@ -11,8 +11,8 @@ from dataclasses import replace
 from freewheel.envs.gym import GymConfig
 from freewheel.run.evaluation.episodes import evaluate
 from freewheel.run.saved import open_run
-from freewheel.worlds.cage2 import family
-from freewheel.worlds.cage2.scenario import STEPS
+from freewheel_cage2 import family
+from freewheel_cage2.scenario import STEPS
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/cluster.md, made from the newest rows in benchmarks/results."""
+"""The tables of packages/ray/docs/cluster.md, made from the newest rows in benchmarks/results."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import psutil
 
 from freewheel.core import NDArray
 from freewheel.seeding import training_episodes
-from freewheel.worlds.straggler import ACTIONS, Straggler
+from freewheel.testing.straggler import ACTIONS, Straggler
 
 LINE = 8  # numbers of a cache line: every process writes to its own
 

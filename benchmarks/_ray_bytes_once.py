@@ -21,8 +21,8 @@ from freewheel.run.plan import plan
 
 FRAGMENTS = 12
 # What Ray returns has no types.
-Reply: Any = importlib.import_module("freewheel.transport.ray.actor").Reply
-Driver: Any = importlib.import_module("freewheel.transport.ray.driver").Driver
+Reply: Any = importlib.import_module("freewheel_ray.actors.actor").Reply
+Driver: Any = importlib.import_module("freewheel_ray.actors.driver").Driver
 
 
 def measure(world: Env) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import freewheel
 from freewheel.core import Metrics
 from freewheel.learn.ppo.learner import PPO
-from freewheel.worlds.straggler import Straggler
+from freewheel.testing.straggler import Straggler
 
 
 class Recorded(Straggler):

@@ -10,8 +10,8 @@ import time
 import numpy as np
 
 from benchmarks._common import Notebook
-from freewheel.worlds.cage2.env import Cage2Vector
-from freewheel.worlds.cage2.scenario import REDS
+from freewheel_cage2.env import Cage2Vector
+from freewheel_cage2.scenario import REDS
 
 STEPS = 100
 TARGET = 5_000  # episodes/s

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks._common import ROOT
-from tests.support.cage2_replay import replay
+from packages.cage2.tests.support.cage2_replay import replay
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""1 to 1 000 workers on 1 to 100 nodes, simulated: what --mode ray would make, what limits it, what to change; docs/cluster.png.
+"""1 to 1 000 workers on 1 to 100 nodes, simulated: what --mode ray would make, what limits it, what to change.
 
 Nothing is typed in that can be measured: calls, weights and learners cost what the newest rows of `ray_costs` say. What was
 measured with --mode ray (`ray_straggler`, `ray_costs`) is predicted too, and has to come out within 15 %.
@@ -21,8 +21,8 @@ from benchmarks._cluster_page import newest, of
 from benchmarks._cluster_worlds import STEPS, WORLDS
 from benchmarks._common import RESULTS, ROOT, Notebook, Row, median, number, table
 from benchmarks.ray_costs import LONG, RAY, SHORT, WORKERS, driver_cpu, per_fragment, wall, worker_cpu
-from freewheel.plots import picture
-from freewheel.plots.chart import Line, Lines
+from freewheel_lab.plots import picture
+from freewheel_lab.plots.chart import Line, Lines
 
 NAME, PICTURE = "cluster_model", ROOT / "docs" / "cluster.png"
 POINTS = ((1, 1), (3, 1), (10, 1), (30, 3), (100, 10), (300, 30), (1_000, 100))  # workers and nodes
@@ -202,7 +202,9 @@ def chart(name: str, title: str, found: Mapping[str, Sequence[Outcome]], points:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--picture", type=Path, default=None, help="where to draw (default: docs/cluster.png)")
+    parser.add_argument(
+        "--picture", type=Path, default=None, help="where to draw (default: packages/ray/docs/cluster.png)"
+    )
     parser.add_argument(
         "--quick", action="store_true", help="see that it works: two points, no picture, nothing is kept"
     )

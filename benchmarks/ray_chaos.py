@@ -19,8 +19,8 @@ import psutil
 
 from benchmarks._common import Notebook, number, table
 from benchmarks._trainers import RUN, Trainer, alive, balanced, usual_signals, wait_until, words_of
-from freewheel.transport.ray import keeper
-from freewheel.transport.ray.cluster import LEAST_STORE, Cluster
+from freewheel_ray.actors import keeper
+from freewheel_ray.actors.cluster import LEAST_STORE, Cluster
 
 NAME = "ray_chaos"
 WORKERS = 8

@@ -109,7 +109,9 @@ def draw(rows: Sequence[Row]) -> str:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{NAME}", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter runs; nothing is kept")
-    parser.add_argument("--picture", type=Path, default=None, help="where to draw (default: docs/timeline.svg)")
+    parser.add_argument(
+        "--picture", type=Path, default=None, help="where to draw (default: packages/watch/docs/timeline.svg)"
+    )
     given = parser.parse_args(argv)
     notebook = Notebook(NAME, "Who works when", quick=given.quick)
     rows = [measured(notebook, way, 4 if given.quick else 20) for way in WAYS]

@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from time import thread_time_ns
 
 from benchmarks._common import Notebook, Row, bootstrap, number, table
-from freewheel.bench.measure import Order, measure
 from freewheel.core import WORKER_TIME
 from freewheel.timeline.track import Ring, TurnTrack
+from freewheel_lab.bench.measure import Order, measure
 
 NAME = "trace_cost"
 STEP_NS = 50_000  # of a step

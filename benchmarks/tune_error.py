@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks._common import Notebook, Row, median, number, rotated, run_python, spread, table
-from freewheel.bench.measure import Order, measure
 from freewheel.config import flags
 from freewheel.errors import MeasureError
+from freewheel_lab.bench.measure import Order, measure
 
 NAME = "tune_error"
 SLEEP = {"law": "lognormal", "mean": 0.010, "kind": "sleep", "length": 100}

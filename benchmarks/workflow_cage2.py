@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks._common import Notebook, Row, mean_interval, number, rotated, run_python, table
 from freewheel.run.saved import open_run
-from freewheel.worlds.cage2.workflow.trials import SAMPLING, STATE, TRAINING, TRIALS
+from freewheel_cage2.workflow.trials import SAMPLING, STATE, TRAINING, TRIALS
 
 NAME = "workflow_cage2"
 ARMS: Mapping[str, Sequence[str]] = {

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks._common import Notebook, mean_interval, number, table
 from freewheel.core import NDArray
-from freewheel.worlds.cage2.workflow.search import Strategy
-from tests.support.workflow_problem import EPISODES, regrets
+from freewheel_cage2.workflow.search import Strategy
+from packages.cage2.tests.support.workflow_problem import EPISODES, regrets
 
 NAME = "workflow_synthetic"
 STRATEGIES: tuple[Strategy, ...] = ("gp", "greedy", "random", "canonical")

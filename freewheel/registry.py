@@ -4,17 +4,18 @@ and modules of the user's own, by their names or files.
 A choice is one entry: an object with a `name`. Ours, or tuples of them, are found by the name of a module's attribute, those of
 other packages by the entry points in their pyproject.toml:
 
-    kind         attribute    our modules                                   entry points
-    worlds       FAMILY       freewheel.envs.*, freewheel.worlds.* and      freewheel.worlds
-                              freewheel.worlds.*.family
-    algorithms   ALGORITHM    freewheel.learn.*.config                      freewheel.algorithms
-    modes        MODE         freewheel.collect.*                           freewheel.modes
-    sinks        SINK         freewheel.sinks.*                             freewheel.sinks
-    commands     COMMAND      freewheel.cli.*, freewheel.*.command and      freewheel.commands
-                              freewheel.worlds.*.command
-    heads        HEAD         freewheel.policies.heads.*                    freewheel.heads
+    kind         attribute    our modules                       entry points
+    worlds       FAMILY       freewheel.envs.*, .testing.*      freewheel.worlds
+    algorithms   ALGORITHM    freewheel.learn.*.config          freewheel.algorithms
+    modes        MODE         freewheel.collect.*               freewheel.modes
+    sinks        SINK         freewheel.sinks.*                 freewheel.sinks
+    commands     COMMAND      freewheel.cli.*                   freewheel.commands
+    campaigns    CAMPAIGN     none                              freewheel.campaigns
+    heads        HEAD         freewheel.policies.heads.*        freewheel.heads
 
 An entry is imported when its registry is first read. Its module must be light: heavy imports belong into functions.
+
+packages.toml lists the names that packages of this project add, so that an answer can say what to install.
 
 The user's own things are named package.module:Thing, path/to/file.py:Thing, or :Thing left out where only one can be meant.
 """
@@ -28,6 +29,7 @@ import pkgutil
 import re
 import sys
 import sysconfig
+import tomllib
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -97,6 +99,8 @@ class Registry(Mapping[str, Entry]):
         if name in self.ours:
             return self.ours[name]
         if name not in self.entries:
+            if package := package_of(f"{self.kind}s", name):
+                raise UsageError(f"the {self.kind} '{name}' is in a package of its own: pip install {package}")
             if answer := instead.get(name.lower()):
                 raise UsageError(f"there is no {self.kind} '{name}': {answer}")
             raise UsageError(f"unknown {self.kind} '{name}'{nearest(name, [*self.entries, *also])}")
@@ -128,6 +132,33 @@ class Registry(Mapping[str, Entry]):
                 what = f"the {self.kind} '{point.name}' of another package cannot be loaded ({point.value}: {error})"
                 raise SetupError(f"{what}; repair or uninstall that package") from error
             yield entry
+
+
+@functools.cache
+def _packages() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    return tomllib.loads((Path(__file__).parent / "packages.toml").read_text(encoding="utf-8"))
+
+
+def package_of(kind: str, name: str) -> str | None:
+    """The package of this project that adds a name of this kind and is not installed."""
+    found = next((package for package, names in _packages().items() if name in names.get(kind, ())), None)
+    return None if found is None or _is_installed(found) else found
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.distribution(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def moved(module: str) -> str:
+    """The present name of a module that older files call by a former one (entry points `freewheel.moved_modules`)."""
+    for point in metadata.entry_points(group="freewheel.moved_modules"):
+        if f"{module}.".startswith(f"{point.name}."):
+            return point.value + module.removeprefix(point.name)
+    return module
 
 
 def _modules(room: str, leaf: str) -> Iterator[str]:
@@ -181,6 +212,7 @@ def importable(file: Path) -> str:
 def own_module(place: str) -> ModuleType:
     """A module of the user's, given by its file, or by its name if it is installed or in the current folder; SetupError, with
     its own traceback if it raises."""
+    place = place if is_file(place) else moved(place)
     root = place.partition(".")[0]
     if root.isidentifier() and not is_file(place) and (Path(f"{root}.py").is_file() or Path(root).is_dir()):
         own_folders.admit(Path.cwd(), root)

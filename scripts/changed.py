@@ -20,7 +20,7 @@ ALWAYS = ("tests/test_architecture.py",)
 #: Files whose name says which tests read them.
 READ_BY = {
     "README.md": ("tests/test_readme.py",),
-    "docs/cluster.md": ("tests/test_cluster_page.py",),
+    "packages/ray/docs/cluster.md": ("packages/ray/tests/test_cluster_page.py",),
     "docs/hooks.md": ("tests/test_hooks_page.py",),
     "docs/migrate.md": ("tests/test_migrate.py",),
     "docs/using.md": ("tests/test_using_page.py",),

@@ -196,7 +196,7 @@ DEFECTS = (
     Defect("config", "freewheel/cli/train.py",
            "group = seeds.group_of(planned, numbers, own.jobs)", "group = seeds.claim(planned, numbers, own.jobs)",
            "--dry-run with --seeds makes the directory and the file of the runs"),
-    Defect("config", "freewheel/cli/seeds.py",
+    Defect("config", "packages/lab/src/freewheel_lab/seeds.py",
            "max(codes, key=lambda code: (code not in (0, 3), code), default=0)", "max(codes, default=0)",
            "a seed that has lost workers hides one that has failed"),
 )

@@ -31,7 +31,7 @@ PIPES = {
     "freewheel.envs.processes",
     "freewheel.run.learners.follow",  # from the first learner of the same run
     "freewheel.transport.executors",
-    "freewheel.transport.ray.luggage",  # from the trainer, by way of Ray, which pickles itself
+    "freewheel_ray.actors.luggage",  # from the trainer, by way of Ray, which pickles itself
     "freewheel.transport.shm.worker",
     "freewheel.transport.survey",
 }

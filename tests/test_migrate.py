@@ -9,7 +9,7 @@ import pytest
 
 from freewheel.config import flags, words
 from freewheel.config.resolve import options_type
-from freewheel.worlds.cage2.workflow.command import SearchOptions
+from freewheel_cage2.workflow.command import SearchOptions
 from tests.support.places import ROOT
 from tests.support.runs import python
 

@@ -36,7 +36,7 @@ def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
     doc = "Try an environment out and say how to train on it. Takes the options of `freewheel train`."
-    return flags.with_own(resolve.options_type(argv), CheckOptions, doc)
+    return flags.with_own(resolve.options_type(argv), CheckOptions, doc=doc)
 
 
 def _run(argv: Sequence[str]) -> int:

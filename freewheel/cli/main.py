@@ -13,9 +13,7 @@ from freewheel.files.output import complain, discard_output, fill_standard_strea
 from freewheel.registry import Command, Registry
 from freewheel.transport.learners.place import of_torchrun
 
-COMMANDS: Registry[Command] = Registry(
-    "command", "COMMAND", "freewheel.cli", "freewheel.worlds", "freewheel", leaf="command"
-)
+COMMANDS: Registry[Command] = Registry("command", "COMMAND", "freewheel.cli")
 HELP = ("-h", "--help")
 #: What the system has run out of, and what to do.
 EXHAUSTED = {

@@ -229,7 +229,7 @@ class LastPicture:
         self._picture = picture
 
     def close(self) -> bytes:
-        from freewheel.plots import png
+        from freewheel.cli import png
 
         return b"" if self._picture is None else png.encode(self._picture)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from freewheel.cli import campaigns
 from freewheel.cli.eval import parse
 from freewheel.errors import UsageError
 from freewheel.files.output import lasting_output, loading
@@ -67,6 +68,21 @@ def _check_env(options: ResumeOptions) -> None:
         raise UsageError(f"the environment of {options.run} is {there}, not {options.env}: {remedy}")
 
 
+def _resume_campaign(options: ResumeOptions) -> int | None:
+    """The exit code of a campaign, where the run is one."""
+    from freewheel.run.naming import find_run
+
+    path = find_run(options.run.partition("@")[0], options.runs_dir)
+    if (campaign := campaigns.owner(path)) is None or campaign.resume is None:
+        return None
+    if options != ResumeOptions(run=options.run, runs_dir=options.runs_dir, trust=options.trust):
+        taken = "give only the run, --runs-dir and --trust"
+        raise UsageError(f"{path.name} is a run of --{campaign.name} and keeps the options it has: {taken}")
+
+    with lasting_output():
+        return campaign.resume(find_run(options.run, options.runs_dir), options.trust)
+
+
 def resume_with(argv: Sequence[str], run: str = "") -> int:
     """The command, with these words. If the run is known, a word without a flag is the environment, as it is for `train`."""
     if not run:  # `train --resume` has said so
@@ -77,15 +93,8 @@ def resume_with(argv: Sequence[str], run: str = "") -> int:
     options = _read(argv, run)
     if run and options.env:
         _check_env(options)
-    from freewheel.federate import again
-
-    if options.run and again.is_federation(options.run, options.runs_dir):
-        if options != ResumeOptions(run=options.run, runs_dir=options.runs_dir, trust=options.trust):
-            raise UsageError(
-                "a federation goes on with the rounds that are left: give only the run, --runs-dir and --trust"
-            )
-        with lasting_output():
-            return again.resume(options.run, options.runs_dir, trust=options.trust)
+    if options.run and (code := _resume_campaign(options)) is not None:
+        return code
     limits = LimitOptions(steps=options.steps, minutes=options.minutes, episodes=options.episodes)
     settings = ResumeSettings(
         limits=limits, which=options.checkpoint, runs_dir=options.runs_dir, env=options.env or None, trust=options.trust

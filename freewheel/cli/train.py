@@ -9,28 +9,22 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from freewheel.errors import Range, UsageError, nearest
-from freewheel.federate.options import FederateOptions
+from freewheel.cli import campaigns
+from freewheel.errors import UsageError, nearest
 from freewheel.files.output import lasting_output, loading
 from freewheel.registry import Command
 from freewheel.transport.learners.place import of_torchrun
 
 if TYPE_CHECKING:
     from freewheel.config.find import Option
-    from freewheel.config.resolve import Config
 
 
 @dataclass(frozen=True)
-class CommandOptions(FederateOptions):
-    """Several runs, or none."""
+class CommandOptions:
+    """What the command does."""
 
-    seeds: str = ""
-    """Run the same command with each of these seeds (1..5 or 1,2,7), side by side as the cores allow, and report mean and
-    interval of their evaluations. The runs are NAME-s1, NAME-s2, ...; the table is also in NAME-seeds.json."""
-    jobs: Annotated[int | None, Range(least=1, most=10_000)] = None
-    """Runs of --seeds side by side (default: as many as the cores can serve)."""
     resume: str = ""
     """Go on with this run instead, as `freewheel resume RUN` does: only --steps, --minutes and --episodes can be given."""
     dry_run: bool = False
@@ -40,16 +34,16 @@ class CommandOptions(FederateOptions):
     trust: bool = False
     """Run code that the file of --config names (an environment, hooks, a network, ...), though you have not written it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.jobs is not None and not self.seeds:
-            raise UsageError("--jobs is the number of runs of --seeds side by side; add --seeds or leave it out")
-
 
 def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
-    return flags.with_own(resolve.options_type(argv), CommandOptions)
+    return flags.with_own(resolve.options_type(argv), *_own_types())
+
+
+def _own_types() -> list[type[Any]]:
+    """The options of the command and of every campaign."""
+    return [CommandOptions, *(campaign.options for campaign in campaigns.CAMPAIGNS.values())]
 
 
 def _help(argv: Sequence[str]) -> int:
@@ -60,7 +54,7 @@ def _help(argv: Sequence[str]) -> int:
     from freewheel.envs.family import WORLDS, register_ids
 
     register_ids()
-    known = find.all_options(CommandOptions)
+    known = find.all_options(*_own_types())
     word = next((after for flag, after in itertools.pairwise(argv) if flag in ("-h", "--help")), "-")
     is_env = word in gymnasium.registry
     if not is_env and not word.startswith("-") and (found := _about(word, known)):
@@ -95,22 +89,25 @@ def _about(word: str, known: Sequence[Option]) -> list[Option]:
 def _run(argv: Sequence[str]) -> int:
     from freewheel.config import flags
 
-    others, given = flags.split_argv(argv, flags.option_types(CommandOptions))
-    own = flags.build(CommandOptions, given)
+    types = {name: kind for own in _own_types() for name, kind in flags.option_types(own).items()}
+    others, given = flags.split_argv(argv, types)
+    words, theirs = campaigns.separated(given)
+    own = flags.build(CommandOptions, words)
+    campaign = campaigns.chosen(theirs)
     trains = not (own.dry_run or own.print_config)
     if trains and ((place := of_torchrun()) is None or not place.rank):  # the first of several learners tells for all
         loading()
     from freewheel.config import resolve
 
     if own.resume:
-        return _resume(own, others)
-    if own.federate is not None:
-        return _federate(others, own)
-    if own.seeds:
-        return _run_seeds(others, own)
+        return _resume(own, others, alone=campaign is None)
+    if campaign is not None:
+        kind, options = campaign
+        return kind.train(options, campaigns.CampaignRequest(others, own.dry_run, own.print_config, own.trust))
     config = resolve.from_argv(others, trust=own.trust, use="nothing" if own.print_config else "train")
     if own.print_config:
-        return _print_config(config)
+        sys.stdout.write(config.to_text())
+        return 0
     if own.dry_run:
         from freewheel.run.plan import print_line
         from freewheel.run.trainer import check
@@ -129,59 +126,13 @@ def _run(argv: Sequence[str]) -> int:
         return run(config).exit_code
 
 
-def _resume(own: CommandOptions, argv: Sequence[str]) -> int:
+def _resume(own: CommandOptions, argv: Sequence[str], *, alone: bool) -> int:
     from freewheel.cli.resume import resume_with
 
-    if own != CommandOptions(resume=own.resume, trust=own.trust):
-        raise UsageError("--resume goes on with one run: leave out --seeds, --federate, --dry-run and --print-config")
+    if not alone or own != CommandOptions(resume=own.resume, trust=own.trust):
+        others = "".join(f"--{name}, " for name in campaigns.CAMPAIGNS)
+        raise UsageError(f"--resume goes on with one run: leave out {others}--dry-run and --print-config")
     return resume_with([*argv, *(["--trust"] if own.trust else [])], own.resume)
-
-
-def _federate(argv: Sequence[str], own: CommandOptions) -> int:
-    from freewheel.federate import start
-    from freewheel.run.plan import print_line
-
-    if own.seeds or own.print_config:
-        raise UsageError("--federate is one run of many sites: leave out --seeds, --jobs and --print-config")
-    federation = start.read(argv, own.federation, trust=own.trust)
-    if own.dry_run:
-        print_line("\n".join(federation.lines()))
-        return 0
-    with lasting_output():
-        return start.train(federation)
-
-
-def _run_seeds(argv: Sequence[str], own: CommandOptions) -> int:
-    from freewheel.cli import seeds
-    from freewheel.config import resolve
-
-    numbers = seeds.read(own.seeds)
-    trust = own.trust or own.print_config
-    if resolve.from_argv(argv, trust=trust).sources.get("seed") == "flag":
-        raise UsageError("give --seed or --seeds, not both")
-    config = resolve.from_argv([*argv, "--seed", str(numbers[0])], trust=trust)
-    if own.print_config:
-        return _print_config(config)
-    from freewheel.run.plan import print_line
-    from freewheel.run.trainer import check
-
-    planned = check(config)
-    if own.dry_run:
-        group = seeds.group_of(planned, numbers, own.jobs)
-        print_line("\n".join(seeds.plan_lines(planned, group)))
-        return 0
-    if config.among:  # all runs in one mode
-        argv = [*argv, "--mode", planned.config.mode]
-    with lasting_output():
-        trusting = [*argv, "--trust"] if own.trust else argv
-        return seeds.claim(planned, numbers, own.jobs).start(trusting, config.run.output.log_every)
-
-
-def _print_config(config: Config) -> int:
-    import json
-
-    sys.stdout.write(json.dumps(config.to_json(), indent=2) + "\n")
-    return 0
 
 
 COMMAND = Command(

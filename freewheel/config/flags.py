@@ -21,6 +21,7 @@ import tyro
 
 from freewheel.errors import FileError, UsageError, nearest
 from freewheel.files.read import JSON_SIZE, content, parse_json, show, typed_content
+from freewheel.registry import package_of
 
 T = TypeVar("T")
 TOML_SIZE = 1 << 20  # bytes
@@ -191,6 +192,8 @@ def check_names(names: Iterable[str], known: Types, where: str = "", answers: Te
             if answer := answers.get(name if ours else group):
                 table = f"{name}{place} is a table of options: " if where and ours else ""
                 raise UsageError(f"{table or f'there is no {written(name)}{place}: '}{answer}")
+            if package := package_of("options", name):
+                raise UsageError(f"{written(name)}{place} is an option of a package of its own: pip install {package}")
             otherwise = f", or say --{free}{name} if it is an argument of the environment" if free else ""
             hint = nearest(written(name), map(written, known), f"; see --help{otherwise}", cutoff=0.75)
             raise UsageError(f"unknown option {written(name)}{place}{hint}")
@@ -287,9 +290,11 @@ def shortened(text: str) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def with_own(options: type[Any], own: type[Any], doc: str | None = None) -> type[Any]:
+def with_own(options: type[Any], *owns: type[Any], doc: str | None = None) -> type[Any]:
     """These options and those of a command of its own, for its help."""
-    fields: list[Any] = [("own", Annotated[own, FLAT], dataclasses.field(default_factory=own))]
+    fields: list[Any] = [
+        (f"own{i}", Annotated[own, FLAT], dataclasses.field(default_factory=own)) for i, own in enumerate(owns)
+    ]
     both = dataclasses.make_dataclass("Options", fields, bases=(options,))
     both.__doc__ = doc or options.__doc__
     return both

@@ -27,6 +27,7 @@ from freewheel.files.origin import CHECKSUM, FIELD, made_here
 from freewheel.learn.spec import ALGORITHMS, AlgorithmConfig
 from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
+from freewheel.registry import package_of
 
 DEFAULT_STEPS = 100_000
 LONGEST_NAME = 4096  # characters: that of a file
@@ -186,6 +187,10 @@ class Config:
             return budget.steps
         return budget.episodes * limit
 
+    def to_text(self) -> str:
+        """The same as text, for people."""
+        return json.dumps(self.to_json(), indent=2) + "\n"
+
     def to_json(self) -> dict[str, Any]:
         """Every option by name, in the form that `--config` reads."""
         world = flags.option_types(family_of(self.env.name).options, flat=True)
@@ -300,6 +305,8 @@ def _resolve(
         layers.insert(0, _file(Path(path), consent, typed="config" in given.flags))
     if name := _last(layers, "preset"):
         if name not in (known := presets()):
+            if package := package_of("presets", name):
+                raise UsageError(f"the preset '{name}' is in a package of its own: pip install {package}")
             raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
         layers.insert(0, _layer(f"preset {name}", known[name]))
     notes = _substitute(layers)

@@ -133,7 +133,7 @@ class WorldFamily:
 
 
 #: Every family; `gym` serves the names that no other family serves.
-WORLDS: Registry[WorldFamily] = Registry("world", "FAMILY", "freewheel.envs", "freewheel.worlds", leaf="family")
+WORLDS: Registry[WorldFamily] = Registry("world", "FAMILY", "freewheel.envs", "freewheel.testing")
 
 
 def family_of(name: str) -> WorldFamily:

@@ -26,7 +26,7 @@ from freewheel.envs.processes import GymProcesses, in_processes
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, Range, SetupError, UsageError, check_ranges, cut, nearest, text_of
 from freewheel.files import own_folders
-from freewheel.registry import importable, is_file, own_file, own_module, refuse_builtin
+from freewheel.registry import importable, is_file, own_file, own_module, package_of, refuse_builtin
 from freewheel.rollout import probe, whereabouts
 from freewheel.rollout.factory import Timeouts
 
@@ -243,6 +243,8 @@ class GymConfig(GymOptions):
         except (UnregisteredEnv, DeprecatedEnv) as error:
             listing = "; python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
             hint = nearest(self.id, gymnasium.registry, listing, cutoff=0.75)
+            known = package_of("envs", self.id)
+            hint = f": it is in a package of its own, pip install {known}" if known else hint
             raise SetupError(f"unknown environment '{self.id}'{hint}") from error
         except DependencyNotInstalled as error:
             raise SetupError(f"{self.label} needs a package that is missing: {_line(error)}") from error

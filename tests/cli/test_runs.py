@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from freewheel.cli.main import main
-from freewheel.cli.runs import age, table
-from freewheel.run.live.listing import list_runs
+from freewheel_watch.listing import list_runs
+from freewheel_watch.runs import age, table
 
 
 def make(folder: Path, seed: int = 1, ago: float = 0.0, **summary: Any) -> None:

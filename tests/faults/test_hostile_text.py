@@ -15,7 +15,7 @@ from freewheel.cli import main as cli
 from freewheel.errors import EnvError, printable
 from freewheel.files.output import complain
 from freewheel.run.plan import print_line
-from freewheel.watch.tui import View
+from freewheel_watch.tui import View
 from tests.support.runs import good_run
 
 #: Colours, a title, the clipboard, a link, 8-bit control, bell, return, a new line, reversed writing, markup.

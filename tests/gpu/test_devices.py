@@ -48,7 +48,7 @@ def leaves_nothing_behind() -> None:
 
 def collector_of(simulator: str, learner: str, kind: Any, pacing: Any) -> tuple[SimulationCollector, TensorPolicy]:
     """A simulation in its thread, and a policy of the learner."""
-    world = BatchedConfig("torch:freewheel.worlds.drone.env:RoughDrone", WORLD, device=simulator)
+    world = BatchedConfig("torch:freewheel_drone.env:RoughDrone", WORLD, device=simulator)
     env = world.make(range(LANES))
     spec, policy = env.spec, PolicyConfig(hidden=(32,)).resolve(env.spec)
     env.close()
@@ -129,7 +129,7 @@ def test_rows_are_chosen_by_the_weights_that_were_sent(simulator: str, learner: 
 
 @pytest.mark.parametrize(("simulator", "learner"), APART)
 def test_in_turn_rows_are_those_of_one_device(simulator: str, learner: str) -> None:
-    world = BatchedConfig("torch:freewheel.worlds.drone.env:RoughDrone", WORLD, device=simulator)
+    world = BatchedConfig("torch:freewheel_drone.env:RoughDrone", WORLD, device=simulator)
     env = world.make(range(LANES))
     policy = PolicyConfig(hidden=(32,)).resolve(env.spec)
     env.close()

@@ -144,7 +144,7 @@ def test_ppo_makes_the_same_update(head: str, target_kl: float | None) -> None:
 def test_drones_fly_the_same_way() -> None:
     """Sixty steps in fragments of twelve, with episodes that end on the way."""
     world = BatchedConfig(
-        "torch:freewheel.worlds.drone.env:RoughDrone", {"lidar": False, "episode_seconds": 1.0}, device="cuda"
+        "torch:freewheel_drone.env:RoughDrone", {"lidar": False, "episode_seconds": 1.0}, device="cuda"
     )
     stories = []
     for kind in KINDS:

@@ -100,7 +100,7 @@ def until(events: Iterator[tuple[str, Any]], kind: str, fits: Any = lambda told:
 QUICK = """
 import sys
 from freewheel.cli.main import main
-from freewheel.watch import hub, server
+from freewheel_watch import hub, server
 server.WHOLE = 2.0
 hub.LOOK, hub.POLL, hub.LIST, hub.LIST_SHARE = 0.02, 0.1, 0.1, 1.0
 sys.exit(main())

@@ -12,8 +12,8 @@ from freewheel.core import LEARNER_TIME, WORKER_TIME
 from freewheel.errors import FileError
 from freewheel.timeline.chrome import TRACE, encode, read
 from freewheel.timeline.model import KINDS, WAITS_FOR, Row, Span, Timeline, is_wait
-from freewheel.timeline.page import page
 from freewheel.timeline.terminal import busy, draw, longest_waits, shares
+from freewheel_watch.gantt import page
 from tests.support.timelines import made
 
 

@@ -28,7 +28,7 @@ from freewheel.policies.spec import PolicyConfig
 from freewheel.rollout.device_runner import DeviceRunner
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.testing.conformance import copy_state
-from freewheel.worlds.drone.env import RoughDrone
+from freewheel_drone.env import RoughDrone
 from tests.support.model_story import SMALL, mbpo_for
 
 SLICES = (Slice("policy", 0, 4, (4,)), Slice("critic", 4, 6, (2,)), Slice("model_state", 6, 9, (3,)))

@@ -13,7 +13,7 @@ import pytest
 
 from freewheel.errors import FileError
 from freewheel.files.lock import FileLock
-from freewheel.run.live.listing import RunEntry, list_runs
+from freewheel_watch.listing import RunEntry, list_runs
 
 SUMMARY = {"ended": "steps", "exit_code": 0, "env_steps": 640, "wall_s": 1.5, "best_eval": 9.5, "return_mean": 8.0}
 

@@ -1,0 +1,62 @@
+"""Campaigns: several trainings under one `freewheel train` command, brought by other packages (`freewheel.campaigns`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from freewheel.config.flags import Flags, build, option_types
+from freewheel.errors import UsageError
+from freewheel.registry import Registry
+
+
+@dataclass(frozen=True)
+class CampaignRequest:
+    """What the rest of the command line asks of a campaign."""
+
+    argv: Sequence[str]  # the words that belong to the trainings
+    dry_run: bool
+    print_config: bool
+    trust: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Campaign:
+    """Several trainings that an option of `freewheel train` asks for."""
+
+    name: str  # the option that asks for it: a value that is not its default starts the campaign
+    options: type[Any]  # a frozen dataclass with defaults: its fields are options of `freewheel train`
+    train: Callable[[Any, CampaignRequest], int]  # takes these options, returns the exit code
+    owns: Callable[[Path], bool] = lambda _: False  # whether a run directory is that of a campaign
+    resume: Callable[[Path, bool], int] | None = None  # takes such a directory and --trust, returns the exit code
+
+    def wanted(self, options: Any) -> bool:
+        default = getattr(self.options(), self.name)
+        return bool(getattr(options, self.name) != default)
+
+
+CAMPAIGNS: Registry[Campaign] = Registry("campaign", "CAMPAIGN")
+
+
+def chosen(given: Mapping[str, Flags]) -> tuple[Campaign, Any] | None:
+    """The campaign that is asked for, with its options; `given` has the flags of every campaign by its name."""
+    built = [(one, build(one.options, given[one.name])) for one in CAMPAIGNS.values()]
+    found = [(one, options) for one, options in built if one.wanted(options)]
+    if len(found) > 1:
+        raise UsageError(f"give {' or '.join(f'--{one.name}' for one, _ in found)}, not both")
+    return found[0] if found else None
+
+
+def separated(given: Flags) -> tuple[Flags, dict[str, Flags]]:
+    """The flags of the command itself, and those of every campaign by its name."""
+    own, theirs = dict(given), dict[str, Flags]()
+    for name, campaign in CAMPAIGNS.items():
+        theirs[name] = {flag: own.pop(flag) for flag in option_types(campaign.options) if flag in own}
+    return own, theirs
+
+
+def owner(path: Path) -> Campaign | None:
+    """The campaign that a run directory belongs to."""
+    return next((one for one in CAMPAIGNS.values() if one.owns(path)), None)

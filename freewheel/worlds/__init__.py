@@ -1,1 +1,0 @@
-"""Worlds of our own, which registry.py makes known to Gymnasium."""

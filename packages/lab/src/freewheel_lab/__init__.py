@@ -1,0 +1,1 @@
+"""Measures trainings from outside: `freewheel compare`, `tune` and `plot`, and `train --seeds`."""

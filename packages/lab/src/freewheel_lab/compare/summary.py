@@ -1,0 +1,145 @@
+"""The figures of every mode over all repeats: medians and spreads, speed-up, efficiency, returns at equal wall time."""
+
+from __future__ import annotations
+
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from freewheel_lab.compare.results import Figures, Ideal, Results, Row, Spread
+
+BASE = "sequential"  # what speed-ups are over
+EPISODES = 100_000
+ALIKE = 1.1  # times as many: of a replay buffer no two trainings have exactly the same number of updates
+
+
+def summarised(results: Results) -> Results:
+    """The same with the figures of every mode that has rows."""
+    parts, modes = results.work.parts, [case.mode for case in results.modes]
+    by_mode = {mode: rows for mode in modes if (rows := [row for row in results.rows if row.mode == mode])}
+    own = {case.mode for case in results.modes if case.of is None and case.mode not in parts}
+    ends = [statistics.median(row.wall_s for row in rows) for mode, rows in by_mode.items() if mode in own]
+    equal = min(ends, default=None)
+    told = [equal_work([row for row in results.rows if row.mode not in parts], replay=results.work.updates is None)]
+    part = [f"{mode} {parts[mode] / results.work.rows:.1%} ({parts[mode]:,} rows)" for mode in by_mode if mode in parts]
+    if part:
+        told.append(f"too slow for all of it: {', '.join(part)}, to be compared by speed, and by return at equal time")
+    figures = tuple(_figures(mode, rows, by_mode.get(BASE, []), results.ideal, equal) for mode, rows in by_mode.items())
+    return replace(
+        results,
+        summary=figures,
+        equal_wall_s=equal,
+        equal_work="; ".join(filter(None, told)),
+    )
+
+
+def rates(rows: Sequence[Row]) -> dict[int, float]:
+    """Steps/s in each repeat."""
+    return {row.repeat: row.steps_per_s for row in rows}
+
+
+def episode_steps(rows: Sequence[Row]) -> float | None:
+    """The mean length of the episodes that ended in these trainings, of each training its own; None: none has ended."""
+    known = [(row.episodes, row.steps_per_s / row.episodes_per_s) for row in rows if row.episodes_per_s]
+    return sum(count * length for count, length in known) / sum(count for count, _ in known) if known else None
+
+
+def gains(rows: Sequence[Row], base: Sequence[Row]) -> list[float]:
+    """Steps/s over those of the base, in every repeat that both have: what slows the machine for a while slows both."""
+    over, under = rates(rows), rates(base)
+    return [rate / under[repeat] for repeat, rate in over.items() if repeat in under]
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    known = [value for value in values if value is not None]
+    return Spread(statistics.median(known), min(known), max(known)) if known else None
+
+
+def return_at(row: Row, seconds: float) -> float | None:
+    """The mean return of the newest episodes at this time of the training; None: none had ended."""
+    past = bisect_right([point[0] for point in row.curve], seconds)
+    return row.curve[past - 1][2] if past else None
+
+
+def equal_work(rows: Sequence[Row], *, replay: bool = False) -> str:
+    """Whether every training has done the same, by its ledger. replay: updates follow rows, and those for the last rows may be
+    missing."""
+    if not rows:
+        return ""
+    trained, updates = sorted({row.trained for row in rows}), sorted({row.updates for row in rows})
+    if len(trained) == len(updates) == 1:
+        work = f"{trained[0]:,} rows trained and {updates[0]:,} updates"
+        return f"equal work by the ledger: {work} in each of {len(rows)} training{'s' * (len(rows) > 1)}"
+    if replay and max(trained) <= ALIKE * min(trained) and max(updates) <= ALIKE * min(updates):
+        work = f"{_range(trained)} rows stored and {_range(updates)} updates"
+        return f"equal work by the ledger, but for the updates of the last rows: {work} in {len(rows)} trainings"
+    both = f"{trained[0]:,} to {trained[-1]:,} rows, {updates[0]:,} to {updates[-1]:,} updates"
+    return f"not equal: {both} in {len(rows)} trainings"
+
+
+def _range(counts: Sequence[int]) -> str:
+    return f"{counts[0]:,}" if counts[0] == counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
+
+
+def unequal(results: Results) -> list[str]:
+    """What is wrong with the amount of work, for each training; nothing where it is as planned. A replay buffer takes rows as
+    they come, so that a training may end with up to an update's worth of rows more."""
+    work, wrong = results.work, []
+    allowed = 0 if work.updates is not None else max(work.rows_per_update, work.rows // 50)
+    for row in results.rows:
+        rows, updates = work.of(row.mode)
+        if not 0 <= row.trained - rows <= allowed or row.updates != (updates or row.updates):
+            done = f"{row.trained:,} rows and {row.updates} updates"
+            wrong.append(f"{row.path}: {done} instead of {rows:,} and {updates}")
+        if row.produced != row.trained + row.queued + row.open + sum(row.dropped.values()):
+            wrong.append(f"{row.path}: its ledger does not balance")
+    return wrong
+
+
+def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, equal: float | None) -> Figures:
+    steps = spread(rates(rows).values())
+    assert steps is not None, "there are rows"
+    length, updates = episode_steps(rows), spread(row.updates_per_s for row in rows)
+    assert updates is not None
+    per_s = None
+    if length is not None:  # where no episode ended, those of the same mode's other trainings tell how long they are
+        per_s = spread(row.episodes_per_s or row.steps_per_s / length for row in rows)
+    return Figures(
+        mode=mode,
+        repeats=len(rows),
+        steps_per_s=steps,
+        episodes_per_s=per_s,
+        episode_steps=length,
+        updates_per_s=updates,
+        time_100k_episodes_s=EPISODES / per_s.median if per_s is not None and per_s.median > 0 else None,
+        speedup=spread(gains(rows, base)),
+        efficiency=None if ideal.steps_per_s is None else steps.median / ideal.steps_per_s,
+        startup_s=spread(row.startup_s for row in rows),
+        return_final=spread(row.return_final for row in rows),
+        return_at=None if equal is None else _median(return_at(row, equal) for row in rows),
+        lag_mean=_mean([row.lag_mean for row in rows if row.lag_mean is not None]),
+        lag_max=max((row.lag_max for row in rows if row.lag_max is not None), default=None),
+        memory_mb=_median(row.memory_mb for row in rows),
+        cpu_util=_median(row.cpu_util for row in rows),
+        gpu_util=_median(row.gpu_util for row in rows),
+        dropped=sum(count for row in rows for cause, count in row.dropped.items() if cause != "shutdown"),
+        shares=_shares(rows),
+    )
+
+
+def _shares(rows: Sequence[Row]) -> dict[str, Mapping[str, float]]:
+    parties = rows[0].shares
+    return {
+        party: {kind: statistics.fmean(row.shares[party][kind] for row in rows) for kind in kinds}
+        for party, kinds in parties.items()
+    }
+
+
+def _mean(known: Sequence[float]) -> float | None:
+    return statistics.fmean(known) if known else None
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    found = spread(values)
+    return None if found is None else found.median

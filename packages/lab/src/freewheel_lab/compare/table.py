@@ -1,0 +1,199 @@
+"""A comparison as text: table.md, and the same on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from freewheel.files import disk
+from freewheel_lab.compare.results import CaseInfo, Figures, Results, Spread
+from freewheel_lab.plots.numbers import UNKNOWN, duration, megabytes, number, percent, times
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+FILE = "table.md"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts in columns; the first is to the left, all others to the right."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.header, *self.rows, strict=True)]
+        rules = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
+        lines = [
+            [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+            for line in (self.header, rules, *self.rows)
+        ]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+    def rich(self, bold: str = "") -> Any:
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="dim")
+        for column, name in enumerate(self.header):
+            table.add_column(name, justify="left" if column == 0 else "right", no_wrap=column == 0)
+        for cells in self.rows:
+            table.add_row(*(Text(cell, "bold" if cells[0] == bold else "") for cell in cells))
+        return table
+
+
+SPEED = (
+    "mode", "workers x envs", "steps/s", "episodes/s", "time for 100k episodes", "speed-up", "efficiency",
+)  # fmt: skip
+REST = ("mode", "start-up", "lag mean, max", "return", "at equal time", "memory", "CPU", "GPU", "dropped", "needs")
+
+
+def speed(results: Results) -> Table:
+    """What a mode makes."""
+    return Table(SPEED, [_speed(case, results.figures(case.mode)) for case in results.modes])
+
+
+def rest(results: Results) -> Table:
+    """What it costs, and what is learned with it."""
+    return Table(REST, [_rest(case, results.figures(case.mode)) for case in results.modes])
+
+
+def scale(results: Results) -> Table | None:
+    """Measured beside predicted, then what is extrapolated."""
+    if results.scale is None:
+        return None
+    rows = [
+        [
+            point.mode,
+            str(point.workers),
+            UNKNOWN if point.measured is None else spread(point.measured),
+            number(point.predicted),
+            UNKNOWN if point.error is None else f"{100 * point.error:+.0f} %",
+            point.failed or point.limit,
+            number(point.a_core_each),
+        ]
+        for point in (*results.scale.points, *results.scale.extrapolated)
+    ]
+    header = ("mode", "workers", "measured steps/s", "by the law", "error", "waits for", "with a core each")
+    return Table(header, rows)
+
+
+def markdown(results: Results) -> str:
+    """The text of table.md."""
+    parts = [f"# {results.env}, {results.algo}: the modes side by side", *lines(results)]
+    parts += [f"    {results.recommendation.command}"] if results.recommendation is not None else []
+    parts += [speed(results).markdown(), rest(results).markdown(), *explained(results)]
+    if (law := scale(results)) is not None and results.scale is not None:
+        parts += ["## Workers", *results.scale.verdict, law.markdown(), f"Law: {results.scale.law}."]
+        parts += ["Assumed: " + "; ".join(results.scale.assumptions) + "."]
+    parts.append(origin(results))
+    return "\n\n".join(parts) + "\n"
+
+
+def write(results: Results, folder: Path) -> Path:
+    """table.md."""
+    disk.replace(folder / FILE, markdown(results).encode())
+    return folder / FILE
+
+
+def show(results: Results, console: Console) -> None:
+    """The tables, and what follows from them."""
+    best = results.recommendation.mode if results.recommendation is not None else ""
+    for table in filter(None, (speed(results), rest(results), scale(results))):
+        console.print(table.rich(best))
+        console.print()
+    for line in [*(results.scale.verdict if results.scale is not None else ()), *explained(results), *lines(results)]:
+        console.print(line, markup=False, soft_wrap=True)
+    if results.recommendation is not None:
+        console.print(f"  {results.recommendation.command}", style="bold", markup=False, soft_wrap=True)
+
+
+def lines(results: Results) -> Iterator[str]:
+    """The recommendation, and whether it is all there."""
+    if results.ended == "interrupted":
+        done = len({row.repeat for row in results.rows})
+        more = f", and {len(results.scale.rows)} of those of --scale" if results.scale is not None else ""
+        yield f"Interrupted: {len(results.rows)} trainings in {done} of {results.repeats} repeats{more} are here."
+    if results.recommendation is not None:
+        yield results.recommendation.sentence
+    elif not results.rows:
+        yield "Nothing was measured."
+
+
+def explained(results: Results) -> Iterator[str]:
+    """What went wrong, what was compared, and what the columns mean."""
+    for case in results.modes:
+        if case.refused:
+            yield f"{case.mode} takes no part: {case.refused}"
+        if case.failed:
+            yield f"{case.mode} failed: {case.problem}"
+    for pair in results.pairs:
+        told = pair.sentence if pair.sentence.startswith(pair.what) else f"{pair.what}: {pair.sentence}"
+        yield f"{told[0].upper()}{told[1:]}."
+    if results.equal_work:
+        yield f"{results.equal_work[0].upper()}{results.equal_work[1:]}."
+    for one in results.summary:
+        if one.episodes_per_s is None:
+            yield f"No episode ended in {one.mode}: its trainings were too short for that"
+    lengths = [one.episode_steps for one in results.summary if one.episode_steps]
+    if lengths and max(lengths) > 1.1 * min(lengths):
+        both = f"{number(min(lengths))} to {number(max(lengths))} steps"
+        yield f"Episodes had {both}, as the policies decide: compare episodes/s with that in mind, and steps/s without."
+    if results.ideal.steps_per_s is not None:
+        yield f"Efficiency is over {number(results.ideal.steps_per_s)} steps/s, {results.ideal.formula}."
+
+
+def origin(results: Results) -> str:
+    """What it was measured on, and how."""
+    hardware, work = results.hardware, results.work
+    versions = ", ".join(f"{name} {version}" for name, version in hardware.get("versions", {}).items() if version)
+    machine = f"{hardware.get('cores')} cores ({hardware.get('cpu')}), {hardware.get('memory_gb')} GB, "
+    machine += f"GPU: {hardware.get('gpu') or 'none'}"
+    what = f"{results.repeats} repeats, seeds {', '.join(map(str, work.seeds))}, {work.envs} envs"
+    notes = "".join(f"; {note}" for note in work.notes)
+    return f"`{results.command}`, {results.created}, {machine}, {versions}. {what}; median (lowest .. highest){notes}."
+
+
+def _speed(case: CaseInfo, figures: Figures | None) -> list[str]:
+    place = f"{case.workers} x {case.envs // max(1, case.workers)}" if case.envs else UNKNOWN
+    if figures is None:
+        return [case.mode, place, *[UNKNOWN] * (len(SPEED) - 2)]
+    return [
+        case.mode,
+        place,
+        spread(figures.steps_per_s),
+        number(_median(figures.episodes_per_s)),
+        duration(figures.time_100k_episodes_s),
+        times(_median(figures.speedup)),
+        percent(figures.efficiency),
+    ]
+
+
+def _rest(case: CaseInfo, figures: Figures | None) -> list[str]:
+    needs = ", ".join(case.dependencies) or "nothing"
+    if figures is None:
+        return [case.mode, *[UNKNOWN] * (len(REST) - 2), needs]
+    return [
+        case.mode,
+        duration(_median(figures.startup_s)),
+        UNKNOWN if figures.lag_max is None else f"{number(figures.lag_mean)}, {number(figures.lag_max)}",
+        number(_median(figures.return_final)),
+        number(figures.return_at),
+        megabytes(figures.memory_mb),
+        percent(figures.cpu_util),
+        percent(figures.gpu_util),
+        str(figures.dropped),
+        needs,
+    ]
+
+
+def _median(value: Spread | None) -> float | None:
+    return None if value is None else value.median
+
+
+def spread(value: Spread) -> str:
+    """median (lowest .. highest)"""
+    return f"{number(value.median)} ({number(value.low)} .. {number(value.high)})"

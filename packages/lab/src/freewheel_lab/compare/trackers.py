@@ -1,0 +1,121 @@
+"""The results of a comparison in TensorBoard and wandb: the figures of every mode, its learning curve, and the table as text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from freewheel.config import flags
+from freewheel.config.resolve import OutputOptions
+from freewheel.errors import UsageError
+from freewheel.sinks import tensorboard, wandb
+from freewheel.sinks.sink import chosen
+from freewheel_lab.compare import table
+from freewheel_lab.compare.results import Figures, Results, Spread
+from freewheel_lab.compare.trainings.cases import Given
+
+#: Options of `freewheel train` that are the comparison's own: in its trainings they would be measured as well.
+OWN = ("tensorboard", "wandb", "wandb_project", "sinks")
+GROUP = "Compare"
+
+
+@dataclass(frozen=True)
+class Trackers:
+    """Where the results go beside the folder of the comparison."""
+
+    names: tuple[str, ...] = ()
+    project: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What to tell the user: where the results are, and what could not be written."""
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def split(given: Given) -> tuple[Given, Trackers]:
+    """What is for the trainings, and what is for the comparison; SetupError if a tracker is not installed."""
+    asked = flags.build(OutputOptions, {name: words for name, words in given.flags.items() if name in OWN})
+    kept = {name: words for name, words in given.flags.items() if name not in OWN}
+    names = tuple(dict.fromkeys(asked.all_sinks))
+    if other := [name for name in names if name not in (tensorboard.SINK.name, wandb.SINK.name)]:
+        raise UsageError(f"--sinks {other[0]}: a comparison is written to tensorboard and wandb only")
+    chosen(names)
+    return replace(given, flags=kept), Trackers(names, asked.wandb_project)
+
+
+def write(results: Results, folder: Path, trackers: Trackers) -> Told:
+    """Write the results to all of them. A tracker that fails is told of: the results are in the folder all the same."""
+    told = Told()
+    for name in trackers.names:
+        try:
+            if name == tensorboard.SINK.name:
+                told.lines.append(_to_tensorboard(results, folder))
+            else:
+                told.lines.extend(_to_wandb(results, folder, trackers.project))
+        except Exception as error:  # noqa: BLE001 - a tracker is somebody else's code
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            told.problems.append(f"{name} did not take the results of the comparison: {why}")
+    return told
+
+
+def figures(one: Figures) -> dict[str, float]:
+    """The figures of a mode by their names in charts: medians, with the least and the greatest of a spread."""
+    found: dict[str, float] = {}
+    for item in dataclasses.fields(one):
+        value = getattr(one, item.name)
+        if isinstance(value, Spread):
+            found[item.name] = value.median
+            found |= {f"{item.name}/low": value.low, f"{item.name}/high": value.high}
+        elif isinstance(value, int | float):
+            found[item.name] = float(value)
+    return found
+
+
+def _to_tensorboard(results: Results, folder: Path) -> str:
+    """A run for each mode: its figures, and returns over env steps; the table in a run of its own."""
+    place = folder / tensorboard.FOLDER
+    for one in results.summary:
+        file = tensorboard.EventFile(place / one.mode)
+        file.scalars(0, {f"{GROUP}/{name}": value for name, value in figures(one).items()})
+        for row in (row for row in results.rows if (row.mode, row.repeat) == (one.mode, 1)):
+            for _, step, reached in row.curve:
+                file.scalars(int(step), {} if reached is None else {f"{GROUP}/return over env steps": reached})
+        file.close()
+    file = tensorboard.EventFile(place / "table")
+    file.text("comparison", table.markdown(results))
+    file.close()
+    return f"TensorBoard: tensorboard --logdir {place}"
+
+
+def _to_wandb(results: Results, folder: Path, project: str) -> Iterator[str]:
+    """One run: every figure of every mode as Compare/FIGURE/MODE, the same as a table, and table.md as its notes."""
+    tracked = wandb.Tracked(
+        folder,
+        project=project,
+        name=folder.resolve().name,
+        job_type="compare",
+        tags=[results.algo],
+        notes=table.markdown(results),
+        config={"env": results.env, "algo": results.algo, "command": results.command, **_hardware(results)},
+    )
+    rows = {one.mode: figures(one) for one in results.summary}
+    names = list(dict.fromkeys(name for values in rows.values() for name in values))
+    tracked.log({f"{GROUP}/{name}/{mode}": value for mode, values in rows.items() for name, value in values.items()})
+    if rows:
+        tracked.table("comparison", ["mode", *names], [[mode, *map(of.get, names)] for mode, of in rows.items()])
+    tracked.close(0)
+    yield from tracked.news
+    if not tracked.online and not tracked.news:
+        yield f"wandb: offline; {wandb.how_to_sync(folder)}"
+
+
+def _hardware(results: Results) -> dict[str, Any]:
+    return {
+        f"hardware.{name}": value for name, value in results.hardware.items() if isinstance(value, str | int | float)
+    }

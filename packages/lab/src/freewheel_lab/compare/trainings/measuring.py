@@ -1,0 +1,190 @@
+"""The trainings of a comparison: repeat by repeat, every mode in turn, begun with another one every time; and how far it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from freewheel.errors import MeasureError
+from freewheel.run.process import Interrupted, Stop
+from freewheel.sinks.words import clock
+from freewheel_lab.bench.measure import Measurement, Order, Training, measure
+from freewheel_lab.compare.results import Row
+from freewheel_lab.compare.summary import rates
+from freewheel_lab.compare.trainings.cases import Case
+from freewheel_lab.compare.trainings.sizing import START, Size
+from freewheel_lab.plots.numbers import number
+
+LIMIT, SLACK = 5.0, 120.0  # a training is ended after so many times the expected seconds, and so many more
+EVERY = 0.5  # seconds between two pictures of the progress: drawing it takes time from what is measured
+POINTS = 40  # of a curve
+FINEST, COARSEST = 0.2, 2.0  # seconds between two of them
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training to come."""
+
+    case: Case
+    repeat: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        label = "".join(sign if sign.isalnum() else "-" for sign in self.case.label).strip("-")
+        return f"{label}-r{self.repeat}"
+
+
+def jobs(cases: Sequence[Case], seeds: Sequence[int]) -> list[Job]:
+    """All trainings in their order: each repeat has all cases and begins with another one, so that a slow minute of the machine
+    does not always hurt the same."""
+    found = []
+    for turn, seed in enumerate(seeds):
+        start = turn % len(cases)
+        found += [Job(case, turn + 1, seed) for case in [*cases[start:], *cases[:start]]]
+    return found
+
+
+@dataclass
+class Rounds:
+    """The trainings, what they have given so far, and which cases have failed."""
+
+    jobs: Sequence[Job]
+    size: Size
+    folder: Path  # of the run directories
+    stop: Stop
+    display: Progress
+    keep: Callable[[], None] = lambda: None  # called after every training
+    rows: list[Row] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    done: int = 0  # jobs
+    _took: dict[str, list[float]] = field(default_factory=dict)  # seconds of whole trainings, by case
+
+    def run(self) -> None:
+        """All of them; a signal raises Interrupted when the training under way has ended."""
+        for place, job in enumerate(self.jobs, start=1):
+            if job.case.label not in self.failed:
+                self._one(job, place)
+
+    def expected(self, job: Job) -> float:
+        """Seconds of a training, start-up included."""
+        if known := self._took.get(job.case.label):
+            return sum(known) / len(known)
+        return self.size.seconds.get(job.case.label, self.size.slowest_s) + START
+
+    def left(self, spent: float = 0.0) -> float:
+        """Seconds that the rest will take, if the present training has been running for so long."""
+        rest = [job for job in self.jobs[self.done :] if job.case.label not in self.failed]
+        if not rest:
+            return 0.0
+        return max(self.expected(rest[0]) - spent, 0.0) + sum(self.expected(job) for job in rest[1:])
+
+    def _one(self, job: Job, place: int) -> None:
+        began, row, problem = time.monotonic(), None, ""
+
+        def watch(training: Training) -> None:
+            self.stop.check()
+            self.display.training(self, job, training)
+
+        try:
+            row = row_of(measure(self._order(job), watch), job)
+            self.rows.append(row)
+            self._took.setdefault(job.case.label, []).append(time.monotonic() - began)
+        except MeasureError as error:
+            if self.stop.signal is not None:
+                raise Interrupted from None
+            problem = self.failed[job.case.label] = str(error).strip()
+        self.done = place
+        self.display.ended(self, job, row, problem)
+        self.keep()
+
+    def _order(self, job: Job) -> Order:
+        expected = self.size.seconds.get(job.case.label, self.size.slowest_s)
+        every = min(max(expected / POINTS, FINEST), COARSEST)
+        rows, warm_up_rows = self.size.of(job.case.label)
+        return Order(
+            argv=(*job.case.argv(seed=job.seed, steps=rows), *job.case.trusting),
+            name=job.name,
+            folder=self.folder,
+            warm_up_rows=warm_up_rows,
+            limit_s=LIMIT * self.size.slowest_s + SLACK,
+            evaluate="evals" in job.case.given.flags,
+            log_every=every,
+        )
+
+
+def row_of(found: Measurement, job: Job) -> Row:
+    """A measurement with what it is of."""
+    case = job.case
+    labels = {"repeat": job.repeat, "mode": case.label, "seed": job.seed, "workers": case.workers, "envs": case.envs}
+    return Row(**{**vars(found), **labels})
+
+
+def with_steps(case: Case, steps: int) -> Case:
+    """The same with so many steps of each env in an update, where that is fixed."""
+    return replace(case, own={**case.own, "num_steps_per_env": steps}) if "num_steps_per_env" in case.own else case
+
+
+class Progress:
+    """A panel on a terminal, a line for each training elsewhere; on standard error."""
+
+    def __init__(self, title: str) -> None:
+        from freewheel.files.terminal import Terminal
+
+        self._title, self._console, self._live = title, Terminal(stderr=True), None
+        self._next = 0.0
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            from rich.live import Live
+
+            self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._console.print(text, soft_wrap=True)
+
+    def training(self, rounds: Rounds, job: Job, training: Training) -> None:
+        if self._live is not None and time.monotonic() >= self._next:
+            self._next = time.monotonic() + EVERY
+            self._live.update(self._panel(rounds, job, training), refresh=True)
+
+    def ended(self, rounds: Rounds, job: Job, row: Row | None, problem: str) -> None:
+        place = f"{rounds.done:3d}/{len(rounds.jobs)}  repeat {job.repeat}  {job.case.label:<12}"
+        if row is None:
+            self.say(f"{place}  failed: {problem.splitlines()[0] if problem else 'no reason was given'}")
+            return
+        started = "" if row.startup_s is None else f"  start-up {row.startup_s:.1f} s"
+        self.say(f"{place}  {row.steps_per_s:>10,.0f} steps/s{started}  eta {clock(rounds.left())}")
+
+    def _panel(self, rounds: Rounds, job: Job, training: Training) -> Any:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        newest = training.newest
+        state = "starting"
+        if newest:
+            share = min(1.0, newest["env_steps"] / rounds.size.of(job.case.label)[0])
+            state = f"{share:4.0%}  {number(newest['steps_per_s'])} steps/s now"
+        head = f"{self._title}  training {rounds.done + 1} of {len(rounds.jobs)}  eta {clock(rounds.left(training.seconds))}"
+        table = Table.grid(padding=(0, 2), pad_edge=True)
+        for label in dict.fromkeys(one.case.label for one in rounds.jobs):
+            own = [row for row in rounds.rows if row.mode == label]
+            speed = "  ".join(number(rate) for rate in rates(own).values()) if own else ""
+            here = label == job.case.label
+            now = f"repeat {job.repeat}  {state}" if here else "failed" if label in rounds.failed else ""
+            table.add_row(
+                Text(label, "bold" if here else ""), Text(speed), Text(now, "red" if label in rounds.failed else "dim")
+            )
+        return Group(Text(head), table)

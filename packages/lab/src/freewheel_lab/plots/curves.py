@@ -1,0 +1,210 @@
+"""Learning curves of finished and running runs: rows of metrics.jsonl, runs that differ only in their seed as one group, and the
+mean of a group with its standard deviation as a band."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from freewheel.core import NDArray
+from freewheel.errors import FileError, UsageError, nearest
+from freewheel.files.read import json_object, lines
+from freewheel.metrics.names import GROUPS, describe
+from freewheel_lab.plots.chart import Line, Lines
+from freewheel_lab.plots.numbers import Show, duration, short
+
+Axis: TypeAlias = Literal["steps", "time", "updates"]
+#: The metric of each axis, what is written beside it, and how.
+AXES: Mapping[Axis, tuple[str, str, Show]] = {
+    "steps": ("env_steps", "environment steps", short),
+    "time": ("wall_s", "wall time", duration),
+    "updates": ("updates", "updates", short),
+}
+#: What is drawn unless a metric is named, and its title.
+USUAL = {"return_mean": "return of training episodes", "eval_return": "return of evaluations (greedy)"}
+SPREAD, PLAYED = "eval/return_std", "eval/step"  # beside eval_return: the deviation, and whose weights they are
+#: Of config.json: what may differ between the runs of a group.
+OWN = ("seed", "run", "runs_dir", "sources", "origin", "sha256", "console", "sinks", "log_every", "checkpoint_every")
+LONGEST = 1 << 20  # bytes of a row
+MOST_ROWS, MOST_DAMAGED = 2_000_000, 1_000
+MOST = 1000  # points of a drawn line
+
+
+@dataclass(frozen=True)
+class Run:
+    """Columns of the metrics of a run; a value that is not there is NaN."""
+
+    path: Path
+    config: Mapping[str, Any]
+    columns: Mapping[str, NDArray]
+    names: frozenset[str]  # of all numbers that its rows have
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+    @property
+    def key(self) -> str:
+        """The same for two runs that differ in nothing but the seed."""
+        return json.dumps({name: value for name, value in self.config.items() if name not in OWN}, sort_keys=True)
+
+
+@dataclass
+class Group:
+    """Runs that differ only in their seed."""
+
+    runs: list[Run] = field(default_factory=list)
+    label: str = ""
+
+
+def read_run(path: Path, wanted: Sequence[str], say: Callable[[str], None]) -> Run:
+    """These columns of a run; FileError if it has no rows. A damaged line is left out and told of, the half line that a running
+    trainer is about to finish is just left out."""
+    config = json_object(path / "config.json")
+    rows, names, damaged = list[list[float]](), set[str](), list[int]()
+    for number, line in enumerate(lines(path / "metrics.jsonl", LONGEST), 1):
+        try:
+            row = json.loads(line)
+            rows.append([_number(row.get(name)) for name in wanted])
+            names.update(name for name, value in row.items() if isinstance(value, int | float))
+        except (ValueError, AttributeError, RecursionError):
+            if line.endswith(b"\n") or len(line) == LONGEST:
+                damaged.append(number)
+        if number > MOST_ROWS or len(damaged) > MOST_DAMAGED:
+            raise FileError(f"{path / 'metrics.jsonl'} has too many rows, or rows that are none; it is not drawn")
+    if damaged:
+        several = f"{len(damaged)} lines are damaged (the first is {damaged[0]})"
+        what = f"line {damaged[0]} is damaged" if len(damaged) == 1 else several
+        say(f"{path / 'metrics.jsonl'}: {what}, and left out")
+    if not rows:
+        raise FileError(f"{path} has no rows of metrics: nothing to draw")
+    table = np.array(rows, np.float64).reshape(len(rows), len(wanted))
+    return Run(path, config, {name: table[:, at] for at, name in enumerate(wanted)}, frozenset(names))
+
+
+def _number(value: object) -> float:
+    usable = isinstance(value, int | float) and abs(value) < 1e300
+    return float(value) if usable else math.nan  # type: ignore[arg-type] # it is a number
+
+
+def check_metric(name: str, runs: Sequence[Run]) -> None:
+    """UsageError, with the nearest name, if no run has this metric."""
+    found = frozenset[str]().union(*(run.names for run in runs))
+    if name in found:
+        return
+    if (metric := describe(name)) is not None and "*" not in name:
+        raise UsageError(f"these runs have no values of --y {name} ({metric.text.rstrip('.')})")
+    known = [metric.name for group in GROUPS.values() for metric in group if "*" not in metric.name]
+    raise UsageError(f"unknown metric --y {name}{nearest(name, {*known, *found}, '; docs/metrics.md lists them all')}")
+
+
+def group(runs: Sequence[Run]) -> list[Group]:
+    """Runs that differ only in their seed, together; a label for each group that tells it from the others."""
+    found: dict[str, Group] = {}
+    for run in runs:
+        found.setdefault(run.key, Group()).runs.append(run)
+    groups = list(found.values())
+    for one in groups:
+        stems = {re.sub(r"-s\d+$", "", run.name) for run in one.runs}
+        one.label = stems.pop() if len(one.runs) > 1 and len(stems) == 1 else one.runs[0].name
+        if len(one.runs) > 1:
+            one.label += f" ({len(one.runs)} seeds)"
+    labels = [one.label for one in groups]
+    for one in groups:
+        if labels.count(one.label) > 1:  # the same name in two places
+            one.label = f"{one.runs[0].path.parent}/{one.label}"
+    return groups
+
+
+def ended_early(groups: Sequence[Group]) -> list[str]:
+    """A line about every group whose curve is cut short by a run that has come less than half as far as another."""
+    found = []
+    for one in groups:
+        ends = [float(np.nanmax(run.columns["env_steps"], initial=0)) for run in one.runs]
+        if 2 * min(ends) < max(ends):
+            short_one = one.runs[ends.index(min(ends))]
+            far = f"{min(ends):,.0f} of {max(ends):,.0f} steps"
+            found.append(
+                f"{short_one.path} has come {far}, and the curve of its group ends there; leave it out to see the others"
+            )
+    return found
+
+
+def curve(run: Run, x: str, y: str, smooth: int = 1) -> tuple[NDArray, NDArray]:
+    """The points of a run at which both are known, x growing; y is the mean of the newest `smooth` points."""
+    xs, ys = run.columns[x], run.columns[y]
+    kept = np.isfinite(xs) & np.isfinite(ys)
+    xs, ys = xs[kept], ys[kept]
+    if len(xs):
+        newer = np.append(xs[1:] > xs[:-1], True)  # of rows at the same x the newest
+        xs, ys = xs[newer], ys[newer]
+    if smooth > 1 and len(ys):
+        sums = np.concatenate(([0.0], np.cumsum(ys)))
+        first = np.maximum(np.arange(1, len(ys) + 1) - smooth, 0)
+        ys = (sums[1:] - sums[first]) / (np.arange(1, len(ys) + 1) - first)
+    return xs, ys
+
+
+def band(curves: Sequence[tuple[NDArray, NDArray]], *, steps: bool) -> tuple[NDArray, NDArray, NDArray]:
+    """Points, mean and standard deviation of several curves, where all of them have values: between two points of a curve lies a
+    straight line, or (`steps`) its last value. One curve is itself, with no deviation."""
+    curves = [one for one in curves if len(one[0])]
+    if not curves:
+        none: NDArray = np.zeros(0)
+        return none, none, none
+    low, high = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    grid = np.unique(np.concatenate([xs for xs, _ in curves]))
+    grid = grid[(grid >= low) & (grid <= high)]
+    if len(grid) > MOST:
+        grid = grid[np.linspace(0, len(grid) - 1, MOST).round().astype(int)]
+    values = np.array([_at(grid, xs, ys, steps=steps) for xs, ys in curves]).reshape(len(curves), len(grid))
+    return grid, values.mean(0), values.std(0, ddof=1) if len(curves) > 1 else np.zeros(len(grid))
+
+
+def _at(grid: NDArray, xs: NDArray, ys: NDArray, *, steps: bool) -> NDArray:
+    if not steps:
+        return np.interp(grid, xs, ys)
+    return np.asarray(ys[np.searchsorted(xs, grid, side="right") - 1])
+
+
+def _evaluations(one: Group, line: Line, x: str) -> Line:
+    """A dot for each evaluation of a run, with the deviation of its returns; of several runs, where their mean changes."""
+    run, (xs, ys) = one.runs[0], np.array(line.points).T
+    known = len(one.runs) == 1 and np.isfinite(run.columns.get(SPREAD, np.zeros(0))).any()
+    spread, played = (_at(xs, *curve(run, x, name), steps=True) if known else 0 * xs for name in (SPREAD, PLAYED))
+    new = np.append(True, (ys[1:] != ys[:-1]) | (played[1:] != played[:-1]))
+    low, high = (tuple((ys + sign * spread)[new].tolist()) if known else () for sign in (-1, 1))
+    return replace(line, points=tuple(itertools.compress(line.points, new)), low=low, high=high, style="dots")
+
+
+def chart(groups: Sequence[Group], axis: Axis, metric: str, smooth: int = 1) -> Lines:
+    """One metric of all groups over one axis: a line each, with a band where there are several seeds."""
+    x, x_label, show_x = AXES[axis]
+    known = describe(metric)
+    steps = known is not None and known.aggregate == "last"
+    drawn = []
+    for number, one in enumerate(groups):
+        xs, mean, spread = band([curve(run, x, metric, smooth) for run in one.runs], steps=steps)
+        points = tuple(zip(xs.tolist(), mean.tolist(), strict=True))
+        several = len(one.runs) > 1
+        low, high = (tuple((mean + sign * spread).tolist()) if several else () for sign in (-1, 1))
+        drawn.append(Line(one.label, points, low, high, number + 1, "steps" if steps else "line"))
+        if metric == "eval_return" and points:
+            drawn.append(_evaluations(one, drawn[-1], x))
+    unit = known.unit if known is not None else ""
+    return Lines(
+        name=f"{metric.replace('/', '-')}-{axis}",
+        title=USUAL.get(metric, metric),
+        x_label=x_label,
+        y_label=unit if unit not in ("", "reward") else "return" if metric in USUAL else metric,
+        lines=tuple(drawn),
+        show_x=show_x,
+    )

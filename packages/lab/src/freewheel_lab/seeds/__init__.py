@@ -1,0 +1,1 @@
+"""`freewheel train --seeds`: the same training with several seeds, side by side."""

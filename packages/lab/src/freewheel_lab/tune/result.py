@@ -1,0 +1,148 @@
+"""What a tuning has found: the settings with their predictions, those that were run for real, and the recommendation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from freewheel.collect.mode import count
+from freewheel.config.resolve import Config
+from freewheel.run.advice.prospects import WAITS_FOR
+from freewheel_lab.tune.probe import Probe
+from freewheel_lab.tune.search import Candidate, fixed_options
+from freewheel_lab.tune.trial import Trial
+
+BETTER = 1.03  # times as fast as the one that was predicted to be best: then it is taken instead, ...
+WORTH_LAG = 1.1  # ... where it has more lag: a short training is not measured exactly, and older actions teach less
+BUSY = 0.25  # cores of other programs that are worth a word
+
+
+@dataclass
+class Tuning:
+    """What is known so far; it grows while the tuning goes on."""
+
+    config: Config  # as it was given
+    probe: Probe | None = None
+    order: Sequence[Candidate] = ()  # the best first, as predicted
+    refused: Mapping[str, str] = field(default_factory=dict)  # modes that do not take this run, and why
+    trials: list[Trial] = field(default_factory=list)
+    interrupted: bool = False
+    others: float = 0.0  # cores that other programs kept busy when it began
+    file: str = ""  # that holds the setting
+    command: str = ""  # that trains with it
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """What was measured to be better; where nothing was measured, what is predicted to be best."""
+        measured = [trial for trial in self.trials if trial.rate is not None]
+        if not measured:
+            failed = [trial.candidate for trial in self.trials if trial.failed]
+            return next((one for one in self.order if one not in failed), None)
+        best = measured[0]
+        for trial in measured[1:]:
+            assert trial.rate is not None
+            assert best.rate is not None
+            more_lag = trial.candidate.forecast.lag > best.candidate.forecast.lag
+            best = trial if trial.rate > (WORTH_LAG if more_lag else BETTER) * best.rate else best
+        return best.candidate
+
+    @property
+    def warning(self) -> str:
+        """What the measurements suffered from; empty: nothing."""
+        if self.others < BUSY:
+            return ""
+        busy = f"other programs kept {self.others:.1f} cores busy when this began"
+        return f"{busy}: predictions are for a machine that does nothing else, and measurements are lower"
+
+    def trial_of(self, candidate: Candidate) -> Trial | None:
+        """What a real run of a setting made, if there was one."""
+        return next((trial for trial in self.trials if trial.candidate is candidate), None)
+
+    def shown(self, most: int) -> list[Candidate]:
+        """The settings that a person wants to see: what was run, the best of each mode, then the best of the others."""
+        first = {one.mode: one for one in reversed(self.order)}
+        picked = [trial.candidate for trial in self.trials] + [one for one in self.order if first[one.mode] is one]
+        picked += self.order
+        unique = {id(one): one for one in picked}
+        return sorted(list(unique.values())[:most], key=lambda one: list(self.order).index(one))
+
+    @property
+    def sentence(self) -> str:
+        """The recommendation."""
+        chosen = self.chosen
+        if chosen is None:
+            return "nothing can be recommended: no setting was predicted"
+        trial, waits = self.trial_of(chosen), f"it waits for {WAITS_FOR[chosen.forecast.limit]}"
+        rate = f"{chosen.forecast.rate:,.0f} env steps/s are predicted"
+        if trial is not None and trial.rate is not None and trial.error is not None:
+            off = f"(predicted {chosen.forecast.rate:,.0f}, {trial.error:+.0%})"
+            rate = f"{trial.rate:,.0f} env steps/s, measured {off}"
+        said = f"use {setting(chosen)}: {rate}, lag {chosen.forecast.lag:.1f}, {waits}"
+        return "; ".join([said, *self._about_the_other(chosen)])
+
+    def _about_the_other(self, chosen: Candidate) -> list[str]:
+        """The other setting that was run, and what the measurement contradicted."""
+        said = []
+        for trial in self.trials:
+            if trial.candidate is chosen:
+                continue
+            if trial.rate is None:
+                said.append(f"{setting(trial.candidate)} could not be measured ({trial.failed})")
+            elif trial is self.trials[0]:
+                said.append(f"{setting(trial.candidate)} was predicted to be best and made only {trial.rate:,.0f}")
+            else:
+                said.append(f"{setting(trial.candidate)} made {trial.rate:,.0f}")
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        chosen = self.chosen
+        return {
+            "env": self.config.env.name,
+            "algo": self.config.algo,
+            "fixed": sorted(fixed_options(self.config)),
+            "probe": None if self.probe is None else self.probe.to_json(),
+            "candidates": [candidate_json(one) for one in self.order],
+            "refused": dict(self.refused),
+            "trials": [trial.to_json() for trial in self.trials],
+            "chosen": None if chosen is None else candidate_json(chosen),
+            "recommendation": self.sentence,
+            "file": self.file or None,
+            "command": self.command or None,
+            "others_cores": self.others,
+            "ended": "interrupted" if self.interrupted else "complete",
+        }
+
+
+def setting(one: Candidate) -> str:
+    """A setting in words: --mode continuous, 4 workers x 2 envs."""
+    return f"--mode {one.mode} with {lanes(one)}" + (f" in fragments of {one.fragment}" if odd(one) else "")
+
+
+def odd(one: Candidate) -> bool:
+    """Whether its fragments have another length than usual."""
+    return "collection_batch_size" in one.options
+
+
+def lanes(one: Candidate) -> str:
+    """Its workers and envs."""
+    envs = one.plan.spec.lanes
+    if one.plan.worker_config is None:
+        place = getattr(one.plan.config.collector, "placement", "")
+        return count(envs, "env") + (" in processes" if place == "processes" else "")
+    return f"{count(one.plan.workers, 'worker')} x {envs // one.plan.workers}"
+
+
+def candidate_json(one: Candidate) -> dict[str, Any]:
+    return {
+        "options": one.options,
+        "workers": one.plan.workers if one.plan.worker_config is not None else 0,
+        "envs": one.plan.spec.lanes,
+        "fragment": one.fragment,
+        "rows_per_update": one.plan.batch.rows,
+        "steps_per_s": one.forecast.rate,
+        "lag": one.forecast.lag,
+        "learner_busy": one.forecast.busy,
+        "waits_for": WAITS_FOR[one.forecast.limit],
+        "memory": one.memory,
+    }

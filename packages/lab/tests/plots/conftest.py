@@ -1,0 +1,18 @@
+"""Matplotlib keeps the files of its fonts open; it has opened them before a test looks at what another leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from freewheel_lab.plots import picture
+from freewheel_lab.plots.chart import Bar, Bars
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fonts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fonts")
+    for ending in picture.FORMATS:
+        picture.write([Bars("x", "x", "x", (Bar("–", 1.0),))], folder / f"x.{ending}", title="x")
+    return folder

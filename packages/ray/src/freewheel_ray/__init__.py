@@ -1,0 +1,1 @@
+"""Another engine: `--mode ray`, actors on a Ray cluster, and `train --federate`, sites that share no data."""

@@ -1,0 +1,285 @@
+"""The life of a Ray cluster: connected to, or started for one run on this machine and ended with all that belongs to it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Literal, NamedTuple, Self
+
+import psutil
+
+from freewheel.errors import SetupError, UsageError
+from freewheel.files.own_folders import python
+from freewheel.transport import forkserver
+from freewheel_ray.actors import keeper, probe
+
+Placement = Literal["spread", "pack"]
+
+MIB = 2**20
+STORE = (256 * MIB, 4 * MIB, 1024 * MIB)  # bytes of a local object store: at first, for each worker, at most
+LEAST_STORE = 80 * MIB  # Ray refuses less
+ANSWERS = 1.0  # seconds for a node to answer
+ENDS = 2 * keeper.ENDS  # seconds for the keeper to end a cluster
+
+
+class NodeInfo(NamedTuple):
+    """A machine of the cluster."""
+
+    id: str
+    host: str
+    alive: bool
+    cpus: float
+
+
+def require_ray() -> None:
+    """UsageError unless Ray is installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise UsageError("--mode ray and --federate need Ray, which is not installed: pip install 'freewheel[ray]'")
+
+
+def cluster_cpus(address: str | None) -> float:
+    """The CPUs of a cluster: of this machine where a local one would be started."""
+    if address is None:
+        return float(len(psutil.Process().cpu_affinity() or [0]))
+    require_ray()
+    return sum(probe.find(address).cpus.values())
+
+
+class Cluster:
+    """A context manager around a connection to Ray; only one at a time in a process."""
+
+    def __init__(
+        self,
+        address: str | None,
+        *,
+        workers: int,
+        cpus_per_worker: float,
+        placement: Placement = "spread",
+        object_store: int | None = None,
+    ) -> None:
+        self.address, self.workers, self.cpus_per_worker, self.placement = address, workers, cpus_per_worker, placement
+        self._started: keeper.Started | None = None
+        self.autoscales = False  # whether nodes come where there is work for them
+        self.notes: list[str] = []  # what the user should know of the cluster
+        self._store = object_store  # bytes, of a local cluster
+        self._placed: dict[int, str] = {}  # the node that each worker was meant for
+        self._gone: set[str] = set()  # nodes that Ray takes for alive, but that no longer answer
+        self._held = ExitStack()
+
+    def __enter__(self) -> Self:
+        require_ray()
+        with ExitStack() as held:
+            self.start_outside(held)
+            if self._started is None:
+                self._join(self.address or "", held)
+            elif not _initialized():  # by the caller's own program, which stays connected
+                self._enter(self._started, held)
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def start_outside(self, held: ExitStack) -> list[int]:
+        """Start or find what another process is to connect to. Returns what can be read from when that has ended."""
+        if _initialized():
+            there: str = sys.modules["ray"].get_runtime_context().gcs_address
+            if self.address not in (None, "auto", there):
+                raise UsageError(
+                    f"this program is connected to Ray at {there} already: leave out --address {self.address}"
+                )
+            self._started = keeper.Started(there, "")
+        elif self.address is None and self._started is None:
+            cpus = max(math.ceil(self.workers * self.cpus_per_worker), os.cpu_count() or 1)
+            self._started, ended = held.enter_context(_local(cpus, self._store or _store_bytes(self.workers)))
+            return [ended]
+        return []
+
+    def _enter(self, started: keeper.Started, held: ExitStack) -> None:
+        """Connect to a cluster on this machine that is known to be there."""
+        if started.folder:  # with a token of its own
+            held.enter_context(forkserver.environment(keeper.with_token(started.folder)))
+        _connect(started.address, held, loopback=started.address.startswith("127.0.0.1:"))
+
+    def _join(self, address: str, held: ExitStack) -> None:
+        found = probe.find(address)
+        self.autoscales, largest = found.autoscales, max(found.cpus.values())
+        if largest < self.cpus_per_worker and not self.autoscales:
+            raise SetupError(
+                f"no node of the cluster has {self.cpus_per_worker:g} CPUs for a worker: the largest has {largest:g}"
+            )
+        held.enter_context(forkserver.environment({"RAY_AUTH_MODE": "token" if found.guarded else "disabled"}))
+        _connect(found.address, held, loopback=found.loopback)
+        if not found.guarded:
+            self.notes.append(
+                f"Ray at {found.address} asks for no token: whoever reaches it can run programs on its nodes"
+            )
+        if (room := self.room()) < self.workers:
+            later = "when the cluster has grown" if self.autoscales else "when there is room"
+            self.notes.append(
+                f"the cluster has room for {room} of {self.workers} workers now; the others start {later}"
+            )
+
+    # ------------------------------------------------------------------------------------------------------- where workers go
+
+    def actor_options(self, worker: int) -> dict[str, Any]:
+        """For `ActorClass.options(**...)`: what a worker needs, and on which node it goes if that has room."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options: dict[str, Any] = {"num_cpus": self.cpus_per_worker, "max_restarts": 0, "max_task_retries": 0}
+        before = self._placed.pop(worker, None)
+        if before is not None and not self._answers(before):
+            self._gone.add(before)
+        node = self._choose()
+        if node is not None:
+            self._placed[worker] = node
+            strategy = NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True)
+            options["scheduling_strategy"] = strategy
+        return options
+
+    def _choose(self) -> str | None:
+        """The emptiest node (spread), or the first with room (pack); None: all are full, as far as is known."""
+        placed = Counter(self._placed.values())
+        load = {node.id: (placed[node.id] + 1) * self.cpus_per_worker / node.cpus for node in self._usable()}
+        fitting = {node: share for node, share in load.items() if share <= 1}
+        if not fitting:
+            return None
+        return next(iter(fitting)) if self.placement == "pack" else min(fitting, key=lambda node: fitting[node])
+
+    def _usable(self) -> list[NodeInfo]:
+        """Nodes that a worker fits on, the driver's first."""
+        import ray
+
+        here = ray.get_runtime_context().get_node_id()
+        alive = [node for node in self.nodes() if node.alive and node.id not in self._gone]
+        nodes = [node for node in alive if node.cpus >= max(self.cpus_per_worker, 1e-3)]
+        return sorted(nodes, key=lambda node: node.id != here)
+
+    def _answers(self, node: str) -> bool:
+        """Whether the node that a worker was lost on is still there: Ray needs a quarter of a minute to see that one is not, and
+        would place workers on it all the while."""
+        import ray
+
+        place = next(
+            ((one["NodeManagerAddress"], one["NodeManagerPort"]) for one in ray.nodes() if one["NodeID"] == node), None
+        )
+        try:
+            socket.create_connection(place or ("", 0), ANSWERS).close()
+        except OSError:
+            return False
+        return True
+
+    def room(self) -> int:
+        """How many more workers fit now."""
+        if self.cpus_per_worker == 0:
+            return self.workers
+        from ray._private.state import available_resources_per_node
+
+        free: Mapping[str, Mapping[str, float]] = available_resources_per_node()
+        return sum(int(resources.get("CPU", 0.0) / self.cpus_per_worker + 1e-6) for resources in free.values())
+
+    def nodes(self) -> list[NodeInfo]:
+        import ray
+
+        return [
+            NodeInfo(
+                id=node["NodeID"],
+                host=node["NodeManagerHostname"] or node["NodeManagerAddress"],
+                alive=node["Alive"],
+                cpus=float(node["Resources"].get("CPU", 0.0)),
+            )
+            for node in ray.nodes()
+        ]
+
+
+@contextmanager
+def _local(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
+    """A cluster on this machine that ends with the block, or with this process; and what can be read from when it has ended."""
+    words = [*python("freewheel_ray.actors.keeper"), str(os.getpid()), str(cpus), str(store)]
+    with forkserver.environment(forkserver.for_server()), forkserver.signals_blocked(*forkserver.TERMINAL):
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    folder = ""
+    try:
+        started = _answer(process.stdout.fileno())
+        folder = started.folder
+        if started.error:
+            raise SetupError(f"Ray does not start on this machine: {started.error}")
+        yield started, process.stdout.fileno()
+    finally:
+        process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(ENDS)
+        if process.poll() != 0:  # it was killed
+            process.kill()
+            process.wait()
+            if folder:
+                keeper.end_all(folder, descendants=False)
+        process.stdout.close()
+
+
+def _answer(pipe: int) -> keeper.Started:
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([pipe], [], [], 2 * keeper.SERVES)
+        part = os.read(pipe, 65536) if ready else b""
+        if not part:
+            return keeper.Started("", "", "the process that starts it has ended or hangs")
+        line += part
+    return keeper.Started(*json.loads(line))
+
+
+def _store_bytes(workers: int) -> int:
+    first, each, most = STORE
+    return max(LEAST_STORE, min(first + each * workers, most, psutil.virtual_memory().available // 8))
+
+
+def _initialized() -> bool:
+    """Whether this process is connected."""
+    return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
+
+
+def _connect(address: str, held: ExitStack, *, loopback: bool) -> None:
+    """For good: a process that was connected to Ray is not as it was before."""
+    import ray
+    from ray._private import ray_constants, worker
+
+    worker._worker_logs_enabled = False  # what ends is told by who watches it
+    if loopback:  # which Ray would else replace by the machine's own address
+        ray_constants.ENABLE_RAY_CLUSTER = False
+    _reload_authentication()
+    held.callback(ray.shutdown)
+    try:
+        ray.init(address=address, log_to_driver=False, configure_logging=False, job_config=_job_config())
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise SetupError(f"cannot connect to Ray at {address}: {error}") from error
+
+
+def _job_config() -> Any:
+    """Actors find what this program finds, and nothing in its current folder, which Ray would put in front of all the rest."""
+    from ray.job_config import JobConfig
+
+    script = os.path.dirname(os.path.realpath(sys.argv[0]))
+    config = JobConfig(_py_driver_sys_path=[script] if script in sys.path else [])
+    config._runtime_env_has_working_dir = lambda: True
+    return config
+
+
+def _reload_authentication() -> None:
+    """Let this process read again from its environment whether it has a token, and which."""
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()

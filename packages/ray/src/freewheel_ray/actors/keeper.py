@@ -1,0 +1,193 @@
+"""`python -m freewheel_ray.actors.keeper`: a local Ray cluster that lives as long as the process that has started this one.
+
+It starts Ray on the loopback device, says where it is, and waits until its standard input is closed, or until that process or one
+that the cluster cannot be without has ended, however it has ended. Then it kills all that the cluster has started and removes the
+cluster's folder. Every orphan among its descendants becomes its child (Linux), so that none escapes. It imports nothing that can
+hang, and not ray.
+
+`... keeper FOLDER CPUS BYTES` starts the one node of the cluster and prints its address. `ray start --head` would also start a
+server for clients (`ray://`) on a fixed port, and there is no flag against it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from freewheel.files.own_folders import python
+
+PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+LONGEST_FOLDER = 40  # characters: the path of a socket in it must not have more than 107
+SERVES = 60.0  # seconds within which Ray has started, on a busy machine
+ENDS = 10.0  # seconds within which the kernel has ended all that was killed
+VITAL = ("gcs_server", "raylet")  # of a cluster of one node
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then leaves the address 127.0.0.1 as it is
+#: Another cluster's.
+FOREIGN = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_REDIS_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_TMPDIR")
+
+
+class Started(NamedTuple):
+    """What a keeper answers: an address, or why there is none."""
+
+    address: str
+    folder: str
+    error: str = ""
+
+
+def token_file(folder: str | Path) -> Path:
+    return Path(folder) / "token"
+
+
+def with_token(folder: str | Path) -> dict[str, str]:
+    """The variables by which Ray's processes, and who connects to them, use this cluster's token."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(folder))}
+
+
+def main(words: Sequence[str]) -> int:
+    first, cpus, store = words[0], int(words[1]), int(words[2])
+    return keep(int(first), cpus, store) if first.isdecimal() else start_node(first, cpus, store)
+
+
+def keep(parent: int, cpus: int, store: int) -> int:
+    """The cluster, until there is no need of it."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal: the parent handles them
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    with suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    watched = _watched(parent)
+    if not watched:
+        return 0
+    folder = make_folder()
+    try:
+        sys.stdout.write(json.dumps(_start(folder, cpus, store, watched)) + "\n")
+        sys.stdout.flush()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets orphans that have ended
+        select.select([*watched, *_vital()], [], [])
+    except (BrokenPipeError, _ParentEndedError):
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        end_all(folder, descendants=True)
+    return 0
+
+
+class _ParentEndedError(Exception):
+    pass
+
+
+def _watched(parent: int) -> list[int]:
+    """What becomes readable when the parent closes our standard input or ends; empty: it has ended."""
+    watched = [sys.stdin.fileno()]
+    try:
+        watched.append(os.pidfd_open(parent))
+    except ProcessLookupError:
+        return []
+    except (OSError, AttributeError):  # an old kernel, or not Linux
+        pass
+    return watched if os.getppid() == parent else []
+
+
+def _vital() -> list[int]:
+    """What becomes readable when a process ends that the cluster cannot be without: of its head Ray would notice in a minute."""
+    with suppress(psutil.Error, OSError, AttributeError):
+        return [os.pidfd_open(one.pid) for one in psutil.Process().children() if one.name() in VITAL]
+    return []
+
+
+def make_folder() -> str:
+    """A folder that only this user can enter, with a token of its own."""
+    place = tempfile.gettempdir()
+    folder = tempfile.mkdtemp(prefix="fw-ray-", dir=place if len(place) <= LONGEST_FOLDER else "/tmp")
+    descriptor = os.open(token_file(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    return folder
+
+
+def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Started:
+    environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
+    environment |= with_token(folder) | LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
+    place = f"{folder}/r"  # Ray opens the folder that it is given to everybody
+    head = [*python("freewheel_ray.actors.keeper"), place, str(cpus), str(store)]
+    said, log = Path(folder) / "address", Path(folder) / "start.log"
+    with said.open("wb") as out, log.open("wb") as err:
+        ray = subprocess.Popen(head, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+    deadline = time.monotonic() + SERVES
+    while ray.poll() is None and time.monotonic() < deadline:
+        if select.select(watched, [], [], 0.05)[0]:
+            raise _ParentEndedError
+    if ray.poll() == 0:
+        return Started(said.read_text().split()[-1], folder)
+    lines = log.read_text(errors="replace").split("\n")
+    why = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return Started("", folder, f"it does not answer within {SERVES:g} s" if ray.poll() is None else why)
+
+
+def start_node(folder: str, cpus: int, store: int) -> int:
+    """In a process of its own."""
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    parameters = RayParams(
+        node_ip_address="127.0.0.1",
+        num_cpus=cpus,
+        object_store_memory=store,
+        temp_dir=folder,
+        include_dashboard=False,
+        include_log_monitor=False,
+        no_monitor=True,
+    )
+    node = Node(parameters, head=True, shutdown_at_exit=False, spawn_reaper=False)
+    sys.stdout.write(f"{node.address}\n")
+    return 0
+
+
+def end_all(folder: str, *, descendants: bool) -> None:
+    """Kill every process of the cluster in this folder, also those that start meanwhile, and remove the folder.
+
+    `descendants`: all of this process are the cluster's; else only what Ray itself has started with this folder is found.
+    """
+    deadline = time.monotonic() + ENDS
+    while (left := _members(folder, descendants)) and time.monotonic() < deadline:
+        for process in left:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, 0.1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _members(folder: str, descendants: bool) -> list[psutil.Process]:
+    found = set(psutil.Process().children(recursive=True)) if descendants else set()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if any(folder in word for word in words) and any("/ray/" in word for word in words):
+                found.add(process)
+    return [process for process in found if _runs(process)]
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,312 @@
+"""The coordinator: asks the sites for what they have learned, averages it, and sends the average back, round after round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from time import monotonic
+from typing import Any, Protocol
+
+from freewheel.core import NDArray, Snapshot
+from freewheel.errors import FileError, FreewheelError, SetupError
+from freewheel.files.read import value_of
+from freewheel.policies.layout import Layout
+from freewheel.run.evaluation.schedule import EvaluationSchedule
+from freewheel.sinks.words import clock
+from freewheel_ray.actors.attendants import Answer
+from freewheel_ray.federate.average import Contribution, average, bounded, distance
+from freewheel_ray.federate.exchange import Order
+from freewheel_ray.federate.frame import Frame, unpack
+from freewheel_ray.federate.options import FederateOptions
+from freewheel_ray.federate.record import Record
+from freewheel_ray.federate.rounds import Outcome, Rounds, State, Tally, shown, total_skipped
+from freewheel_ray.federate.sites import Site
+
+MOST = 2  # times the rows that it was asked for: so much does a site count, whatever it claims
+ABSENT: Mapping[State, str] = {
+    "lost": "it was lost and not started again",
+    "starting": "it was lost, and had not come back when the last round ended",
+    "refused": "it was refused",
+}
+POLL = 0.1  # seconds between two looks at what has come
+START = 120.0  # seconds for all sites to start before the first round; then it begins without those that have not
+SLOWEST = 600.0  # seconds within which at least one has to
+PATIENCE = 3600.0  # seconds that a site waits for the coordinator, where a round has no limit of its own
+
+
+class Carrier(Protocol):
+    """What brings bytes to the sites and back (transport/ray/attendants.py)."""
+
+    def ask(self, names: Sequence[str], data: bytes) -> None: ...  # every one of them answers once, or is lost
+    def answers(self, seconds: float) -> Sequence[Answer]: ...  # that have come, after so many seconds at most
+    def drop(self, name: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a federation begins, or goes on."""
+
+    round: int = 0
+    env_steps: int = 0
+    learned: Mapping[str, NDArray] | None = None  # None: what the first site begins with
+    wall_s: float = 0.0
+    sites: Mapping[str, Tally] = field(default_factory=dict)  # what each has done before
+    evaluation: Mapping[str, Any] | None = None  # how far evaluations had come
+    best: Snapshot | None = None  # that they had chosen
+
+
+BEGINNING = Start()
+
+
+class Coordinator:
+    """The rounds of one federation, from the first to the last."""
+
+    def __init__(
+        self,
+        sites: Sequence[Site],
+        options: FederateOptions,
+        spaces: Mapping[str, Any],
+        folder: str,
+        *,
+        start: Start = BEGINNING,
+        trust: bool = False,
+    ) -> None:
+        """spaces: of the environment that the policy is for; folder: where sites keep their run directories; trust: code that
+        options name may be imported there."""
+        assert options.federate is not None, "asked by the caller"
+        self.options, self.total, self._trust, self._first = options, options.federate, trust, start
+        self._folder = folder
+        self._sites = {site.name: site for site in sites}
+        self.rounds = Rounds(
+            list(self._sites), least=options.min_sites, restarts=options.site_restarts, done=start.round
+        )
+        for name, tally in start.sites.items():
+            self.rounds.sites[name].tally = tally
+        self._spaces = spaces
+        self.base: dict[str, NDArray] = dict(start.learned or {})
+        self._offered: dict[str, dict[str, NDArray]] = {}  # what sites begin with, until there is an average
+        self._found: dict[str, Contribution] = {}  # of the present round
+        self._reports: dict[str, tuple[float, int]] = {}  # mean return and episodes, of the present round
+        self.env_steps, self.bytes_out, self.bytes_in = start.env_steps, 0, 0
+        self._began, self._asked_at = monotonic(), 0.0
+        self.done = start.round  # rounds that are over
+
+    @property
+    def wall_s(self) -> float:
+        """Of all sessions."""
+        return self._first.wall_s + monotonic() - self._began
+
+    # --------------------------------------------------------------------------------------------------------------- starting
+
+    def order(self, name: str) -> bytes:
+        """What a site is told when it starts. Its schedules end one round after the last: it is the coordinator that ends it."""
+        site, left = self._sites[name], self.total - self.rounds.round
+        steps = site.steps // self.total
+        own = {"steps": steps * (left + 1), "runs_dir": self._folder, "run": name}
+        words = (*site.words, *(f"--{option}={value}" for option, value in own.items()))
+        patience = PATIENCE if self.options.time_limit is None else START + 3 * self.options.time_limit
+        order = Order(words, self._trust, steps, self.options.site_report == "returns", patience)
+        return Frame("order", asdict(order)).pack()
+
+    def join(self, carrier: Carrier, waiting: Callable[[], None], start: Callable[[str], None]) -> None:
+        """Start all sites, and wait until they are ready or have had their time."""
+        for name in self._sites:
+            start(name)
+            carrier.ask([name], self.order(name))
+        while self.rounds.those("starting") and monotonic() - self._began < START:
+            self.look(carrier, waiting)
+        self._await_ready(carrier, waiting)
+        if not self.base:
+            self.base = self._offered[next(name for name in self._sites if name in self._offered)]
+
+    def _await_ready(self, carrier: Carrier, waiting: Callable[[], None]) -> None:
+        """Until one site can be asked."""
+        began = monotonic()
+        while not self.rounds.those("ready"):
+            if self.rounds.hopeless:
+                sites = self.rounds.sites.values()
+                problems = "; ".join(f"{site.name}: {site.problem}" for site in sites if site.problem)
+                raise FreewheelError(f"no site is left: {problems}")
+            if self.rounds.those("lost") and not self.rounds.those("starting", "busy"):
+                return  # they are started again
+            if monotonic() - began > SLOWEST:
+                raise FreewheelError(
+                    f"no site has answered for {SLOWEST:.0f} s: look at the nodes of the cluster, and whether they have "
+                    f"the CPUs that sites need ({', '.join(self.rounds.those('starting', 'busy'))})"
+                )
+            self.look(carrier, waiting)
+
+    # ---------------------------------------------------------------------------------------------------------------- a round
+
+    def round(self, carrier: Carrier, waiting: Callable[[], None], start: Callable[[str], None]) -> Outcome | None:
+        """One round; None: no site could be asked, because all are being started again."""
+        for name in self.rounds.to_restart():
+            start(name)
+            carrier.ask([name], self.order(name))
+        self._await_ready(carrier, waiting)
+        if not self.rounds.those("ready"):
+            return None
+        asked = self.rounds.begin()
+        frame = Frame("round", {"round": self.rounds.round}, self.base).pack()
+        self._found, self._reports, self.bytes_in, self.bytes_out = {}, {}, 0, len(frame) * len(asked)
+        carrier.ask(asked, frame)
+        self._asked_at = monotonic()
+        while not self.rounds.over(monotonic() - self._asked_at, self.options.time_limit):
+            self.look(carrier, waiting)
+        return self.rounds.close()
+
+    def adopt(self, outcome: Outcome) -> dict[str, Any]:
+        """Average what has come; the row of this round."""
+        self.done = outcome.round
+        counted = [self._found[name] for name in outcome.counted]
+        rows, apart = sum(one.rows for one in counted), None
+        if outcome.enough:
+            mean = average(self.base, counted)
+            apart, self.base, self.env_steps = distance(mean, counted), mean, self.env_steps + rows
+        episodes = sum(count for _, count in self._reports.values())
+        returns = math.fsum(mean * count for mean, count in self._reports.values()) / episodes if episodes else None
+        return {
+            "round": outcome.round,
+            "wall_s": round(self.wall_s, 3),
+            "round_s": round(monotonic() - self._asked_at, 3),
+            "env_steps": self.env_steps,
+            "rows": rows,
+            "sites": len(counted),
+            "averaged": outcome.enough,
+            "skipped": outcome.skipped,
+            "restarts": sum(site.starts - 1 for site in self.rounds.sites.values()),
+            "bytes_out": self.bytes_out,
+            "bytes_in": self.bytes_in,
+            "distance": apart,
+            **({"return_mean": returns, "return_episodes": episodes} if episodes else {}),
+        }
+
+    def look(self, carrier: Carrier, waiting: Callable[[], None]) -> None:
+        """What has come by now."""
+        waiting()
+        for answer in carrier.answers(POLL):
+            self.bytes_in += len(answer.data)
+            self._answered(carrier, answer)
+
+    def _answered(self, carrier: Carrier, answer: Answer) -> None:
+        name, site = answer.name, self.rounds.sites[answer.name]
+        if not answer.data:
+            self.rounds.lost(name, answer.problem)
+            carrier.drop(name)
+        elif site.state == "starting":
+            self._started(carrier, name, answer.data)
+        else:
+            self._learned(carrier, name, answer.data)
+
+    def _started(self, carrier: Carrier, name: str, data: bytes) -> None:
+        try:
+            frame = unpack(data, name, "ready", "failed", known=self.base or next(iter(self._offered.values()), None))
+            problem = str(frame.values.get("problem")) if frame.kind == "failed" else self._misfit(name, frame)
+        except FileError as error:
+            problem = str(error)
+        if not problem:
+            self._offered[name] = dict(frame.arrays)
+            self.rounds.joined(name)
+            return
+        if not self.rounds.round:
+            raise SetupError(f"site {name} cannot take part: {problem}")
+        self.rounds.refuse(name, problem)
+        carrier.drop(name)
+
+    def _misfit(self, name: str, frame: Frame) -> str:
+        """In what the environment of a site differs from the coordinator's; empty: in nothing."""
+        if not frame.arrays:
+            return "it has sent no weights"
+        theirs = Layout.from_json(frame.values.get("spaces"), f"the spaces of {name}")
+        return Layout.from_json(self._spaces).misfit(theirs).replace("the policy", "the federation's policy", 1)
+
+    def _learned(self, carrier: Carrier, name: str, data: bytes) -> None:
+        number, rows, problem = self.rounds.sites[name].asked, 0, ""
+        try:
+            frame = unpack(data, name, "learned", "failed", known=self.base)
+            if frame.kind == "failed":
+                self.rounds.lost(name, f"its training has failed: {frame.values.get('problem')}")
+                carrier.drop(name)
+                return
+            number, rows = (value_of(int, frame.values.get(key), f"{key} of {name}") for key in ("round", "rows"))
+            if not frame.arrays:
+                raise FileError(f"{name} has sent no weights")
+            rows, learned = self._weight(name, rows, frame.arrays)
+        except FileError as error:
+            problem = str(error)
+        if self.rounds.answered(name, number, rows, monotonic() - self._asked_at, problem):
+            self._found[name] = Contribution(learned, rows)
+            mean, episodes = frame.values.get("return"), frame.values.get("episodes")
+            if self.options.site_report == "returns" and isinstance(mean, float) and isinstance(episodes, int):
+                self._reports[name] = mean, episodes
+
+    def _weight(self, name: str, rows: int, learned: Mapping[str, NDArray]) -> tuple[int, dict[str, NDArray]]:
+        """What a site's rows and statistics count for, whatever it claims: MOST times the rows of its round, at most."""
+        steps = self._sites[name].steps
+        if rows > MOST * steps:
+            raise FileError(f"{name} claims {rows:,} rows in a round, and has {steps:,} for all of them")
+        most = MOST * (steps // self.total)
+        try:
+            return min(rows, most), bounded(learned, most)
+        except ValueError as error:
+            raise FileError(f"{name}: {error}") from None
+
+    # ------------------------------------------------------------------------------------------------------- what is known of it
+
+    def about(self) -> dict[str, Any]:
+        """For federation.json."""
+        return {
+            "rounds": self.total,
+            "round": self.done,
+            "env_steps": self.env_steps,
+            "wall_s": round(self.wall_s, 3),
+            "options": asdict(self.options),
+            "sites": {name: {**asdict(site), **self.describe(name)} for name, site in self._sites.items()},
+        }
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """What has become of a site."""
+        known = self.rounds.sites[name]
+        return {"state": known.state, **asdict(known.tally), "starts": known.starts, "problem": known.problem or None}
+
+    def absent(self) -> list[str]:
+        """Sites that have no part in the end, and what has become of them."""
+        sites = (self.rounds.sites[name] for name in self.rounds.those(*ABSENT))
+        return [f"{site.name}: {ABSENT[site.state]} ({site.problem or 'it has not answered'})" for site in sites]
+
+    def summary(self) -> dict[str, Any]:
+        """Of all rounds, for summary.json."""
+        return {
+            "rounds": self.done,
+            "rounds_skipped": total_skipped(self.rounds.sites.values()),
+            "site_restarts": sum(site.starts - 1 for site in self.rounds.sites.values()),
+            "sites": {name: self.describe(name) for name in self._sites},
+        }
+
+
+def line(row: Mapping[str, Any], total: int, sites: int, each: float) -> str:
+    """A round in words, with the time that is left; `each`: seconds that a round takes, with all that belongs to it."""
+    left = (total - row["round"]) * each
+    apart = "" if row["distance"] is None else f"  apart {100 * row['distance']:.2g} %"
+    returned = f"  return {row['return_mean']:.1f}" if "return_mean" in row else ""
+    skipped = f"  skipped: {shown(row['skipped'])}" if row["skipped"] else ""
+    few = "" if row["averaged"] else "  too few for an average"
+    eta = f"  left {clock(left)}" if row["round"] < total else ""
+    mine = f"{row['sites']} of {sites} sites  {row['rows']:,} rows  {row['round_s']:.1f} s"
+    return f"round {row['round']} of {total}  {mine}{apart}{returned}{skipped}{few}{eta}"
+
+
+class Scores:
+    """Evaluations of the average, at the coordinator."""
+
+    def __init__(self, schedule: EvaluationSchedule, record: Record, total: int) -> None:
+        self._schedule, self._record, self._total = schedule, record, total
+        self.newest: float | None = None
+
+    def turn(self, step: int, number: int, snapshot: Snapshot) -> None:
+        """After a round: begin what is due, take what has ended."""
+        for found in self._schedule.turn(step, number / self._total, lambda: snapshot):
+            self.newest = found.score.mean
+            if found is self._schedule.candidate:
+                self._record.save(found.step, found.snapshot, best=True)

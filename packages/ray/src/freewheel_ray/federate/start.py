@@ -1,0 +1,274 @@
+"""`freewheel train ENV --federate ROUNDS`: from the command line to the end of the last round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from freewheel.config import flags, resolve
+from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, FreewheelError, UsageError
+from freewheel.files.reach import check_folder
+from freewheel.metrics.meter import Budget
+from freewheel.run.advice.beginning import checked
+from freewheel.run.advice.choice import plan_run
+from freewheel.run.checkpoints.checkpoint import fingerprint
+from freewheel.run.evaluation.place import open_evaluator
+from freewheel.run.evaluation.schedule import Around, EvaluationSchedule, Verdict
+from freewheel.run.plan import Plan, print_line
+from freewheel.run.process import Interrupted, Stop, import_torch
+from freewheel.run.saved import lock_run
+from freewheel_ray.actors import probe
+from freewheel_ray.actors.attendants import Attendants
+from freewheel_ray.actors.calls import Place
+from freewheel_ray.actors.cluster import Cluster, require_ray
+from freewheel_ray.actors.driver import Driver
+from freewheel_ray.federate import sites as sites_file
+from freewheel_ray.federate.average import weights_of
+from freewheel_ray.federate.coordinator import BEGINNING, Coordinator, Scores, Start, line
+from freewheel_ray.federate.frame import Frame
+from freewheel_ray.federate.options import SITES, FederateOptions
+from freewheel_ray.federate.record import Record
+from freewheel_ray.federate.sites import Site
+
+SITE = "freewheel_ray.federate.site"  # the module of a site's process
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All that is known before anything is started."""
+
+    planned: Plan  # of the coordinator: the environment that averages are evaluated on, and the policy
+    sites: Sequence[Site]
+    options: FederateOptions
+    address: str | None
+    trust: bool
+
+    @property
+    def where(self) -> str:
+        return "a local Ray cluster" if self.address is None else f"Ray at {self.address}"
+
+    def lines(self) -> list[str]:
+        """The plan as text."""
+        steps = {site.steps // (self.options.federate or 1) for site in self.sites}
+        each = f"{min(steps):,}" if len(steps) == 1 else f"{min(steps):,} to {max(steps):,}"
+        where, names = f"{len(self.sites)} sites on {self.where}", ", ".join(site.name for site in self.sites)
+        return [
+            *(text for text in self.planned.lines() if not text.startswith(("budget", "updates"))),
+            f"federate {self.options.federate} rounds of {each} steps at each of {where}: {names}",
+        ]
+
+
+def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Federation:
+    """What a command line asks for; every mistake that can be found without the sites is reported here."""
+    require_ray()
+    words, own = flags.split_argv(argv, {"address": str})
+    address = own["address"][0] if "address" in own else None
+    config = resolve.from_argv(words, trust=trust)
+    sites_file.check_options(resolve.read_options(words)[1].flags, config)
+    nodes = 1 if address is None or options.sites != "auto" else len(probe.find(address).cpus)
+    found = [
+        sites_file.site_of(table, number, words, trust=trust, source=options.sites)
+        for number, table in enumerate(sites_file.read(options.sites, nodes))
+    ]
+    _check_sites(found, options, address)
+    output = config.run.output
+    if not output.name:
+        output = replace(output, name=f"{config.env.label}-{config.algo}-federated".replace("/", "_"))
+    config = replace(config, run=replace(config.run, output=output))
+    planned = checked(plan_run(config, print_line, meanwhile=import_torch))
+    needed, rounds = planned.config.learner.rows_before_update(planned.learner_spec), options.federate or 1
+    for site in found:
+        if site.steps // rounds < needed:
+            fewer = f"use at most {site.steps // needed} rounds, or more --steps"
+            remedy = fewer if site.steps >= needed else "use more --steps"
+            each = f"{rounds} rounds of {site.steps:,} steps have {site.steps // rounds:,} each"
+            raise UsageError(f"site {site.name}: {each}, and the first update takes {needed:,} rows; {remedy}")
+    return Federation(planned, found, options, address, trust)
+
+
+def _check_sites(sites: Sequence[Site], options: FederateOptions, address: str | None) -> None:
+    if options.min_sites > len(sites):
+        raise UsageError(f"--min-sites {options.min_sites} is more than there are sites ({len(sites)})")
+    for site in sites:
+        if address is None and (named := next((key for key in ("node", "resources") if key in site.place), None)):
+            raise UsageError(f"site {site.name}: a local cluster has one node and no {named} to choose; use --address")
+
+
+def train(federation: Federation, start: Start = BEGINNING) -> int:
+    """All rounds. However it ends, the run directory is complete and nothing of it is left running; returns the exit code."""
+    stop = Stop()
+    with stop.listening(), ExitStack() as held:
+        planned = federation.planned
+        if not start.round:
+            planned = replace(planned, name=planned.name.claim())
+        stop.begin()
+        held.enter_context(lock_run(planned.path))
+        check_folder(planned.path / SITES)
+        return _Session(replace(federation, planned=planned), stop, start).train()
+
+
+class _Session:
+    """One session of a federation."""
+
+    def __init__(self, federation: Federation, stop: Stop, start: Start) -> None:
+        self._federation, self._stop, self._start = federation, stop, start
+        planned, options, folder = federation.planned, federation.options, str(federation.planned.path / SITES)
+        self._record = Record(planned)
+        self._coordinator = Coordinator(
+            federation.sites, options, planned.spec.layout, folder, start=start, trust=federation.trust
+        )
+        self._schedule: EvaluationSchedule | None = None
+        self._verdict: Verdict | None = None
+        self._problems: list[str] = []
+
+    def train(self) -> int:
+        ended, failure = "failed", None
+        try:
+            ended = self._in_cluster()
+        except Interrupted:
+            ended = "interrupted"
+        except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
+            failure = error
+        self._stop.over = True
+        code = self._exit_code(failure)
+        summary = self._summary(ended, code, failure)
+        self._record.close(summary)
+        if failure is not None:
+            raise failure
+        for text in self._closing_lines(summary):
+            print_line(text)
+        return code
+
+    def _in_cluster(self) -> str:
+        federation, planned = self._federation, self._federation.planned
+        most = max(float(site.place.get("cpus", 1.0)) for site in federation.sites)
+        print_line(f"{'starting' if federation.address is None else 'connecting to'} {federation.where} ...")
+        cluster = Cluster(
+            federation.address, workers=len(federation.sites), cpus_per_worker=max(1.0, most), placement="spread"
+        )
+        with (
+            Driver(cluster) as driver,
+            Attendants(driver) as carrier,
+            open_evaluator(planned, planned.runner_factory) as evaluator,
+        ):
+            around = Around(
+                lambda: self._coordinator.wall_s,
+                lambda: self._coordinator.wall_s,
+                lambda: 0,
+                print_line,
+                self._stop.check,
+            )
+            budget = Budget(steps=sum(site.steps for site in federation.sites))
+            self._schedule = EvaluationSchedule(evaluator, planned.config.run.evaluation, budget, around)
+            if self._start.evaluation is not None:
+                self._schedule.restore(self._start.evaluation, self._start.best)
+            try:
+                self._rounds(carrier)
+                ended = "rounds"
+            except Interrupted:
+                ended = "interrupted"
+                print_line("ending all sites in good order ...")
+            finally:
+                self._end(carrier)
+            if ended == "rounds":
+                self._evaluate_last(self._schedule)
+        return ended
+
+    def _rounds(self, carrier: Attendants) -> None:
+        coordinator, record, waiting = self._coordinator, self._record, self._stop.check
+        begin = partial(self._begin, carrier)
+        print_line(f"starting {len(self._federation.sites)} sites ...")
+        coordinator.join(carrier, waiting, begin)
+        self._tell_problems({})
+        assert self._schedule is not None, "it was made"
+        scores, told = Scores(self._schedule, record, coordinator.total), dict[str, str]()
+        began = monotonic()
+        while coordinator.rounds.round < coordinator.total:
+            outcome = coordinator.round(carrier, waiting, begin)
+            if outcome is None:
+                continue
+            row = coordinator.adopt(outcome)
+            snapshot = record.snapshot(outcome.round, coordinator.base)
+            record.save(coordinator.env_steps, snapshot)
+            if outcome.round < coordinator.total:
+                scores.turn(coordinator.env_steps, outcome.round, snapshot)
+            record.keep(coordinator.about() | self._evaluated(self._schedule), coordinator.base)
+            record.row(row | ({} if scores.newest is None else {"eval_return": scores.newest}))
+            each = (monotonic() - began) / (outcome.round - self._start.round)
+            print_line(line(row, coordinator.total, len(self._federation.sites), each))
+            self._tell_problems(told)
+
+    def _evaluated(self, schedule: EvaluationSchedule) -> dict[str, Any]:
+        """What a later session has to know beside the rounds."""
+        best = schedule.candidate
+        return {
+            "address": self._federation.address,
+            "trust": self._federation.trust,
+            "evaluation": schedule.state() if schedule.active else None,
+            "best_version": None if best is None else best.snapshot.version,
+        }
+
+    def _begin(self, carrier: Attendants, name: str) -> None:
+        """Start the process of a site."""
+        site = next(one for one in self._federation.sites if one.name == name)
+        output = self._federation.planned.path / SITES / f"{name}.txt"
+        carrier.start(name, SITE, str(output), Place(**site.place))
+
+    def _tell_problems(self, told: dict[str, str]) -> None:
+        for site in self._coordinator.rounds.sites.values():
+            if site.problem and told.get(site.name) != site.problem:
+                told[site.name] = site.problem
+                print_line(f"  {site.name}: {site.problem}")
+
+    def _end(self, carrier: Attendants) -> None:
+        learned = self._coordinator.base
+        for name, problem in carrier.end(Frame("end", {}, learned).pack()).items():
+            self._problems.append(f"{name}: {problem}")
+
+    def _evaluate_last(self, schedule: EvaluationSchedule) -> None:
+        coordinator, record = self._coordinator, self._record
+        last = record.snapshot(coordinator.rounds.round, coordinator.base)
+        schedule.stop(coordinator.env_steps, last)
+        self._verdict = schedule.close()
+        if self._verdict.best is not None:
+            record.save(self._verdict.best.step, self._verdict.best.snapshot, best=True)
+
+    def _exit_code(self, failure: BaseException | None) -> int:
+        if failure is not None:
+            return failure.exit_code if isinstance(failure, FreewheelError) else FAILED
+        if self._stop.signal is not None:
+            return SIGNALLED + self._stop.signal
+        return DEGRADED if self._coordinator.absent() else DONE
+
+    def _summary(self, ended: str, code: int, failure: BaseException | None) -> dict[str, Any]:
+        planned, asked = self._federation.planned, self._stop.signal
+        verdict = self._verdict or (Verdict() if self._schedule is None else self._schedule.without_closing())
+        base = self._coordinator.base
+        weights = weights_of(base, planned.policy) if base else None
+        return {
+            "run": planned.path.name,
+            "ended": ended if asked is None else f"{ended} ({asked.name})",
+            "exit_code": code,
+            "error": None if failure is None else str(failure) or repr(failure),
+            "wall_s": self._coordinator.wall_s,
+            "env_steps": self._coordinator.env_steps,
+            **self._coordinator.summary(),
+            **verdict.summary(),
+            "evals_skipped": 0 if self._schedule is None else self._schedule.skipped,
+            "weights_sha256": None if weights is None else fingerprint(weights),
+            "path": str(planned.path),
+            "problems": [*self._coordinator.absent(), *self._problems],
+        }
+
+    def _closing_lines(self, summary: dict[str, Any]) -> list[str]:
+        skipped = ", ".join(f"{count} {reason}" for reason, count in summary["rounds_skipped"].items())
+        missed = f"; skipped: {skipped}" if skipped else ""
+        of = f"{summary['env_steps']:,} rows of {len(summary['sites'])} sites"
+        told = [f"{summary['ended']}: {summary['rounds']} rounds, {of}{missed}", *self._coordinator.absent()]
+        if summary["final_eval"] is not None:
+            told.append(f"the last average returns {summary['final_eval']:.1f}, the best {summary['best_eval']:.1f}")
+        return [*told, f"run      {summary['path']}"]

@@ -1,0 +1,43 @@
+"""Going on with a federation: what its sites are told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from freewheel.config import resolve
+from freewheel.learn.spec import POLICY
+from freewheel.run.checkpoints import checkpoint
+from freewheel_ray.federate import again
+from freewheel_ray.federate.options import FEDERATION, FederateOptions
+from freewheel_ray.federate.record import AVERAGE
+from freewheel_ray.federate.start import Federation
+from tests.support.runs import train
+
+
+@pytest.mark.parametrize("algo", ["sac", "ppo"])
+def test_sites_get_what_was_settled_where_they_leave_it_to_defaults(
+    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As runs have it that were begun before defaults changed: observations as they are, a temperature that begins at 1."""
+    settled: dict[str, Any] = {"sac": {"first_temperature": 1.0, "learning_starts": 60}} if algo == "sac" else {}
+    policy = {"hidden": [8], "normalize_obs": False}
+    path = train(tmp_path, "CartPole-v1", algo=algo, steps=64, evals=0, run="f", policy=policy, **settled).path
+    params = checkpoint.load(path / "checkpoints").params
+    learned = {f"{POLICY}{name}": value for name, value in params.items()}
+    (path / AVERAGE).write_bytes(checkpoint.encode_arrays(learned))
+    words = ["--env=CartPole-v1", f"--algo={algo}", "--steps=64"]
+    named = {"plain": words, "own": [*words, "--normalize-obs", "true"]}
+    sites = {name: {"name": name, "words": given, "steps": 64, "place": {}} for name, given in named.items()}
+    about = {"rounds": 4, "round": 2, "env_steps": 64, "wall_s": 1.0, "address": None, "trust": True}
+    options = vars(FederateOptions(federate=4))
+    (path / FEDERATION).write_text(json.dumps({**about, "options": options, "sites": sites}))
+    found: list[Federation] = []
+    monkeypatch.setattr(again, "train", lambda federation, _: found.append(federation))
+    again.resume(path, trust=True)
+    plain, other = (resolve.from_argv(site.words) for site in found[0].sites)
+    assert (plain.policy.normalize_obs, other.policy.normalize_obs) == (False, True)
+    assert getattr(plain.learner, "first_temperature", 1.0) == getattr(other.learner, "first_temperature", 1.0) == 1.0

@@ -1,0 +1,183 @@
+"""Sites on a local Ray cluster: what travels, what is averaged, and a site that is killed, one that hangs, and their return."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from freewheel.config.resolve import from_argv
+from freewheel.core import NDArray
+from freewheel.run.checkpoints import checkpoint
+from freewheel.run.plan import survey_env
+from freewheel_ray.actors.cluster import Cluster
+from freewheel_ray.federate.coordinator import Coordinator
+from freewheel_ray.federate.frame import Frame, unpack
+from freewheel_ray.federate.options import FederateOptions
+from freewheel_ray.federate.sites import Site, site_of
+from freewheel_ray.federate.start import SITE
+
+pytest.importorskip("ray")
+from freewheel_ray.actors.attendants import Answer, Attendants
+from freewheel_ray.actors.calls import Place
+from freewheel_ray.actors.driver import Driver
+
+pytestmark = pytest.mark.system
+WORDS = ["CartPole-v1", "--num-envs", "2", "--num-steps-per-env", "32", "--policy.hidden", "8", "--log-every", "100"]
+ROUNDS = 100  # more than are played
+
+
+class Recorded(Attendants):
+    """Keeps every byte that travels."""
+
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver)
+        self.sent: list[tuple[Sequence[str], bytes]] = []
+        self.received: list[Answer] = []
+
+    def ask(self, names: Sequence[str], data: bytes) -> None:
+        self.sent.append((names, data))
+        super().ask(names, data)
+
+    def answers(self, seconds: float) -> list[Answer]:
+        found = super().answers(seconds)
+        self.received += found
+        return found
+
+
+class Story:
+    """A federation that is led round by round."""
+
+    def __init__(self, folder: Path, carrier: Recorded, sites: Sequence[Site], options: FederateOptions) -> None:
+        self.folder, self.carrier = folder, carrier
+        layout = survey_env(from_argv(WORDS), budget=0.05).spec.layout
+        self.coordinator = Coordinator(sites, options, layout, str(folder))
+
+    def start(self, name: str) -> None:
+        self.carrier.start(name, SITE, str(self.folder / f"{name}.txt"), Place())
+
+    def pid(self, name: str) -> int:
+        """The process of a site: what it prints goes to its file."""
+        for process in psutil.process_iter():
+            try:
+                if SITE in process.cmdline() and os.readlink(f"/proc/{process.pid}/fd/1") == str(
+                    self.folder / f"{name}.txt"
+                ):
+                    return process.pid
+            except (psutil.Error, OSError):
+                continue
+        raise AssertionError(f"{name} does not run")
+
+    def round(self, waiting: object = None) -> dict[str, str]:
+        """One round; who was skipped and why."""
+
+        def first() -> None:
+            nonlocal waiting
+            if callable(waiting) and self.coordinator.rounds.waiting:
+                call, waiting = waiting, None
+                call()
+
+        outcome = self.coordinator.round(self.carrier, first, self.start)
+        assert outcome is not None
+        self.row = self.coordinator.adopt(outcome)
+        return outcome.skipped
+
+    def until_ready(self, name: str, limit: float = 60.0) -> None:
+        """Until this site can be asked again."""
+        began = time.monotonic()
+        while self.coordinator.rounds.sites[name].state != "ready":
+            self.coordinator.look(self.carrier, lambda: None)
+            assert time.monotonic() - began < limit, f"{name} does not come back"
+
+
+@contextmanager
+def story(folder: Path, steps: dict[str, int], **options: float) -> Iterator[Story]:
+    chosen = FederateOptions(federate=ROUNDS, **options)  # type: ignore[arg-type]
+    sites = [
+        site_of({"name": name, "steps": ROUNDS * each}, number, WORDS, trust=False)
+        for number, (name, each) in enumerate(steps.items())
+    ]
+    with Driver(Cluster(None, workers=len(steps), cpus_per_worker=1.0)) as driver, Recorded(driver) as carrier:
+        told = Story(folder, carrier, sites, chosen)
+        told.coordinator.join(carrier, lambda: None, told.start)
+        yield told
+        assert not carrier.end(Frame("end", {}, told.coordinator.base).pack())
+
+
+def size(arrays: dict[str, NDArray]) -> int:
+    return sum(value.nbytes for value in arrays.values())
+
+
+def check_what_travelled(carrier: Recorded, known: dict[str, NDArray]) -> None:
+    """Only weights, statistics and counts: every byte is accounted for."""
+    for names, data in carrier.sent:
+        frame = unpack(data, "the coordinator", "order", "round", known=known)
+        assert names
+        assert frame.values.keys() == ({"round"} if frame.kind == "round" else
+            {"words", "trust", "round_steps", "returns", "patience"})  # fmt: skip
+    for answer in carrier.received:
+        if not answer.data:
+            continue
+        frame = unpack(answer.data, answer.name, "ready", "learned", known=known)
+        assert frame.arrays.keys() == known.keys()
+        assert frame.values.keys() == ({"round", "rows"} if frame.kind == "learned" else {"spaces"})
+        head = answer.data.partition(b"\n")[0]
+        names_of_arrays = 200 * len(known)  # at most, with their shapes and types
+        assert len(answer.data) - len(head) <= size(known) + names_of_arrays
+
+
+@pytest.mark.timeout(180)
+def test_uneven_sites_are_averaged_by_rows_and_go_on_without_those_that_drop_out(tmp_path: Path) -> None:
+    with story(tmp_path, {"a": 64, "b": 64, "c": 3200}, round_timeout=30.0, site_restarts=1) as told:
+        coordinator, carrier = told.coordinator, told.carrier
+        ready = {answer.name: unpack(answer.data, answer.name, "ready").arrays for answer in carrier.received}
+        assert all(np.array_equal(coordinator.base[name], value) for name, value in ready["a"].items()), (
+            "all begin with these"
+        )
+        assert any(not np.array_equal(coordinator.base[name], value) for name, value in ready["b"].items())
+        assert told.round() == {}
+        parts = [unpack(answer.data, answer.name, "learned") for answer in carrier.received[-3:]]
+        rows = np.array([part.values["rows"] for part in parts])
+        assert sorted(rows.tolist()) == [64, 64, 3200]
+        for name, value in coordinator.base.items():
+            mean = sum(part.arrays[name].astype(np.float64) * count for part, count in zip(parts, rows, strict=True))
+            if name.startswith("policy.") and not name.startswith("policy.norm."):
+                np.testing.assert_allclose(value, mean / rows.sum(), rtol=1e-5, atol=1e-7)
+        assert (told.row["rows"], told.row["sites"], told.row["env_steps"]) == (3328, 3, 3328)
+        assert told.row["distance"] > 0
+
+        assert told.round(lambda: os.kill(told.pid("c"), signal.SIGKILL)) == {"c": "lost"}, "in the middle of its round"
+        assert coordinator.rounds.sites["c"].problem == "its training was killed by SIGKILL"
+        assert told.round() == {"c": "starting"}
+        told.until_ready("c")
+        assert told.round() == {}, "it has joined again"
+        assert coordinator.rounds.sites["c"].starts == 2
+
+        os.kill(told.pid("b"), signal.SIGSTOP)
+        coordinator.options = replace(coordinator.options, round_timeout=2.0)
+        assert told.round()["b"] == "late"
+        os.kill(told.pid("b"), signal.SIGCONT)
+        coordinator.options = replace(coordinator.options, round_timeout=30.0)
+        told.until_ready("b")
+        assert told.round() == {}
+        check_what_travelled(carrier, coordinator.base)
+        last = told.coordinator.base
+    for run in ("a", "b", "c"):
+        summary = json.loads((tmp_path / run / "summary.json").read_text())
+        assert summary["ended"] == "the federation has ended"
+        assert summary["exit_code"] == 0
+        saved = checkpoint.load(tmp_path / run / "checkpoints").params
+        assert all(np.array_equal(saved[name], last[f"policy.{name}"]) for name in saved), (
+            "the last average is there too"
+        )
+    restarted = json.loads((tmp_path / "c" / "config.json").read_text())
+    assert restarted["env"] == "CartPole-v1"

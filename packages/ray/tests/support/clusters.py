@@ -1,0 +1,22 @@
+"""A Ray cluster that several tests use, because starting one takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from freewheel_ray.actors import cluster, keeper
+
+
+@contextmanager
+def shared_cluster() -> Iterator[None]:
+    """Runs of this process that are given no address use it while it is open."""
+    with cluster._local(8, cluster.STORE[0]) as started:
+
+        @contextmanager
+        def again(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
+            yield started
+
+        with mock.patch.object(cluster, "_local", again):
+            yield

@@ -1,0 +1,1 @@
+"""Reads run directories from outside: `freewheel watch`, `runs` and `timeline`."""

@@ -1,7 +1,0 @@
-"""Matplotlib opens the files of its fonts before a test looks at what another leaves behind."""
-
-from __future__ import annotations
-
-from tests.plots.conftest import fonts
-
-__all__ = ["fonts"]
