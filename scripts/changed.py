@@ -1,7 +1,8 @@
 """Runs the unit tests nearest to what has changed, as many as fit into a minute: `make test-changed`.
 
-Tests mirror the source tree, so the distance of a test file from a changed file is the number of folders between them. What
-each file takes stands in tests/durations.json, which `make test-durations` writes.
+Tests mirror the source tree: those of freewheel/ are in tests/, those of packages/X/src/freewheel_X/ in packages/X/tests/. So the
+distance of a test file from a changed file is the number of folders between them. tests/durations.json says how long each file
+takes; `make test-durations` writes it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ALWAYS = ("tests/test_architecture.py",)
 READ_BY = {
     "README.md": ("tests/test_readme.py",),
     "packages/ray/docs/cluster.md": ("packages/ray/tests/test_cluster_page.py",),
+    "docs/durability.md": ("tests/test_durability_page.py",),
     "docs/hooks.md": ("tests/test_hooks_page.py",),
     "docs/migrate.md": ("tests/test_migrate.py",),
     "docs/using.md": ("tests/test_using_page.py",),
@@ -40,19 +42,24 @@ def changed(since: str) -> set[str]:
 
 
 def place(path: str) -> PurePosixPath | None:
-    """Where the tests of a source file would be, without `test_` and suffix; None: no tests mirror it."""
-    parts = PurePosixPath(path).with_suffix("").parts
-    if parts[0] == "freewheel":
-        return PurePosixPath(*parts[1:])
-    if parts[0] == "tests":
-        return PurePosixPath(*parts[1:-1], parts[-1].removeprefix("test_"))
-    return None
+    """A name that a source file shares with the tests that mirror it: the path inside `freewheel` or `tests`, without `test_`
+    and suffix. In a package it begins with the package's module. None: no tests mirror this file."""
+    match PurePosixPath(path).with_suffix("").parts:
+        case ("packages", package, "src", module, *rest) if module == f"freewheel_{package}":
+            pass
+        case ("packages", package, "tests", *rest):
+            module = f"freewheel_{package}"
+        case ("freewheel" | "tests", *rest):
+            module = ""
+        case _:
+            return None
+    return PurePosixPath(module, *rest[:-1], *(name.removeprefix("test_") for name in rest[-1:]))
 
 
 def distance(test: str, change: PurePosixPath) -> int | None:
     """Folders between a test file and a changed one; None: they have none in common, except the root."""
-    own = PurePosixPath(test).relative_to("tests").with_suffix("")
-    own = own.with_name(own.name.removeprefix("test_"))
+    own = place(test)
+    assert own is not None, "it is a test"
     common = 0
     for ours, theirs in zip(own.parts, change.parts, strict=False):
         if ours != theirs:
@@ -84,6 +91,12 @@ def within(files: Iterable[str], seconds: dict[str, float], budget: float) -> tu
     return taken, left
 
 
+def tests_of(root: Path) -> list[str]:
+    """All test files, those of the packages too."""
+    found = [*root.glob("tests/**/test_*.py"), *root.glob("packages/*/tests/**/test_*.py")]
+    return sorted(path.relative_to(root).as_posix() for path in found)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--since", default="HEAD", help="the commit to compare with")
@@ -91,10 +104,9 @@ def main() -> int:
     parser.add_argument("--show", action="store_true", help="name the test files, and run nothing")
     given = parser.parse_args()
     changes = changed(given.since)
-    tests = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tests").rglob("test_*.py"))]
     recorded = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.is_file() else {}
     seconds = {path: tiers.get("unit", 0.0) for path, tiers in recorded.items()}
-    taken, left = within(nearest(changes, tests), seconds, (given.seconds - START) * 2)  # two processes
+    taken, left = within(nearest(changes, tests_of(ROOT)), seconds, (given.seconds - START) * 2)  # two processes
     print(
         f"{len(changes)} changed files: {len(taken)} test files, {len(left)} left out", *taken, sep="\n  ", flush=True
     )

@@ -28,8 +28,10 @@ def seconds(row: Mapping[str, Any], what: str = "wall") -> float:
 
 
 def folder(test: str) -> str:
-    """tests/run/test_x.py::y → run; files directly in tests/ are one folder."""
+    """tests/run/test_x.py::y → run, packages/lab/tests/test_x.py::y → packages/lab; files directly in tests/ are one folder."""
     parts = test.partition("::")[0].split("/")
+    if parts[0] == "packages":
+        return "/".join(parts[:2])
     return parts[1] if len(parts) > 2 else "(top level)"
 
 

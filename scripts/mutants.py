@@ -30,7 +30,8 @@ PLANTED = "FREEWHEEL_PLANTED"  # the number of the defect in a copy, where `--ch
 LIMITS = {"near": 600.0, "unit": 1200.0, "system": 3600.0, "long": 7200.0}  # seconds of a stage: a hang is caught
 PARALLEL = ("-n", "2", "--dist", "loadfile")
 UNSURE = 3  # tests that may fail for another reason in a stage, before it is given up
-FAILED = re.compile(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", re.MULTILINE)
+TREES = ("tests/", "packages/")  # where tests are
+FAILED = re.compile(rf"^(?:FAILED|ERROR) ((?:{'|'.join(TREES)}).+?)(?: - .*)?$", re.MULTILINE)
 NO_TESTS = 5  # exit code of pytest
 
 
@@ -50,9 +51,11 @@ class Defect:
         return f"{self.path}: {self.why}"
 
     def places(self) -> list[str]:
-        """The tests that mirror the file, from the nearest on."""
-        path = Path("tests", *Path(self.path).parts[1:])
-        mirrored = [path.with_name(f"test_{path.name}"), *list(path.parents)[:-2]]
+        """The tests that mirror the file, from the nearest on: folders of tests/, in a package all of its tests as well."""
+        parts = Path(self.path).parts
+        package = parts[0] == "packages"  # packages/X/src/freewheel_X/...
+        path = Path(*parts[:2], "tests", *parts[4:]) if package else Path("tests", *parts[1:])
+        mirrored = [path.with_name(f"test_{path.name}"), *list(path.parents)[: -3 if package else -2]]
         return [place.as_posix() for place in mirrored if (ROOT / place).exists()] + self.elsewhere.split()
 
 
@@ -193,12 +196,14 @@ DEFECTS = (
     Defect("config", "freewheel/cli/eval.py",
            "    def __post_init__(self) -> None:\n        check_ranges(self)\n", "",
            "ranges of the options of eval and play are not checked"),
-    Defect("config", "freewheel/cli/train.py",
+    Defect("config", "packages/lab/src/freewheel_lab/seeds/campaign.py",
            "group = seeds.group_of(planned, numbers, own.jobs)", "group = seeds.claim(planned, numbers, own.jobs)",
-           "--dry-run with --seeds makes the directory and the file of the runs"),
-    Defect("config", "packages/lab/src/freewheel_lab/seeds.py",
+           "--dry-run with --seeds makes the directory and the file of the runs",
+           "packages/lab/tests/test_seeds.py"),
+    Defect("config", "packages/lab/src/freewheel_lab/seeds/group.py",
            "max(codes, key=lambda code: (code not in (0, 3), code), default=0)", "max(codes, default=0)",
-           "a seed that has lost workers hides one that has failed"),
+           "a seed that has lost workers hides one that has failed",
+           "packages/lab/tests/test_seeds.py"),
 )
 # fmt: on
 
@@ -247,13 +252,20 @@ class Copy:
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, root / name)
         # No byte code: a file that is changed twice in a second would not be compiled again.
-        others = {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        folders = [root, *sorted(root.glob("packages/*/src"))]
+        others = {
+            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
         self._env = {**os.environ, **others, "OPENBLAS_NUM_THREADS": "1"}
         self._unsure: set[str] = set()  # tests that fail without a defect, or not every time
-        asked = [sys.executable, "-c", "import freewheel; print(freewheel.__file__)"]
+        modules = ["freewheel", *(f"freewheel_{folder.parent.name}" for folder in folders[1:])]
+        script = f"import importlib\nfor name in {modules}: print(importlib.import_module(name).__file__)"
+        asked = [sys.executable, "-c", script]
         found = subprocess.run(asked, cwd=root.parent, env=self._env, capture_output=True, text=True, check=True).stdout
-        if not Path(found.strip()).is_relative_to(root):
-            raise SystemExit(f"mutants: tests would import {found.strip()}, which is not in the copy")
+        if foreign := [file for file in found.splitlines() if not Path(file).is_relative_to(root)]:
+            raise SystemExit(f"mutants: tests would import {', '.join(foreign)}, which is not in the copy")
 
     def examine(self, number: int, stages: Iterable[tuple[str, Sequence[str]]]) -> Row:
         """Run the stages with this defect until one of them catches it."""
@@ -270,7 +282,7 @@ class Copy:
             all_of_it = [*words, *PARALLEL, *left_out]
             if (failed := self._run(all_of_it, LIMITS[stage], number)) is None:
                 return ""
-            named = failed.startswith("tests/")
+            named = failed.startswith(TREES)
             again = self._run([failed], LIMITS[stage], number) if named else failed
             if again and self._run([failed] if named else all_of_it, LIMITS[stage]) is None:
                 return failed

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.walk import Walk, size_of, verdicts
+from scripts.walk import Walk, blocks, size_of, verdicts
 from tests.support.places import ROOT
 
 
@@ -22,6 +22,10 @@ def test_a_line_is_run_as_typed_and_changes_the_variables_of_the_next(tmp_path: 
     assert walk.run('echo "$GREETING in $PWD"', tmp_path) == f"two words in {tmp_path}\n"
     with pytest.raises(SystemExit, match="exit code 1"):
         walk.run("false && true", tmp_path)
+
+
+def test_the_first_block_installs_the_core_and_every_package() -> None:
+    assert "pip install . ./packages/*" in blocks()[0][1].splitlines()
 
 
 def test_a_file_with_two_names_has_one_size(tmp_path: Path) -> None:
