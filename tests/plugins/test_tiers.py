@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.plugins import tiers
+from tests.support.places import ROOT
 
 TESTS = """
 import pytest
@@ -37,11 +38,16 @@ def test_a_test_has_the_mark_of_its_tier(suite: pytest.Pytester, tier: str, coun
 
 
 def test_what_a_folder_needs_decides_too(pytester: pytest.Pytester) -> None:
-    folder = pytester.mkdir("tests") / "transport" / "ray"
+    folder = pytester.mkdir("packages") / "ray" / "tests" / "actors"
     folder.mkdir(parents=True)
     (folder / "test_it.py").write_text("def test_cluster(): pass")
-    result = pytester.runpytest_inprocess("-p", "tests.plugins.tiers", "-m", "system", "tests")
+    result = pytester.runpytest_inprocess("-p", "tests.plugins.tiers", "-m", "system", "packages")
     result.assert_outcomes(passed=1)
+
+
+def test_places_that_need_more_exist_and_are_in_order() -> None:
+    assert [place for place in tiers.NEEDS if not (ROOT / place).exists()] == []
+    assert [*tiers.NEEDS] == sorted(tiers.NEEDS)
 
 
 def test_a_test_that_outgrows_its_tier_fails_with_its_time_and_the_remedy(

@@ -22,11 +22,11 @@ SLACK = 3.0
 REFERENCE, LOOPS = 0.016, 300_000
 #: Folders and files whose tests need another program, another machine's worth of processes, or the built package.
 NEEDS = {
+    "packages/ray/tests/actors": "system",
     "packages/ray/tests/cluster": "long",  # three Ray nodes
     "packages/ray/tests/mode": "system",
     "tests/gpu": "system",
     "tests/test_benchmarks.py": "long",
-    "packages/ray/tests/actors": "system",
 }
 
 
