@@ -123,7 +123,7 @@ class Registry(Mapping[str, Entry]):
                     yield from found if isinstance(found, tuple) else (found,)
 
     def _installed(self) -> Iterator[Entry]:
-        for point in metadata.entry_points(group=self.group):
+        for point in sorted(metadata.entry_points(group=self.group), key=lambda point: point.name):
             if point.dist is not None and str(point.dist.locate_file("")) in own_folders.folders:
                 continue  # it is not installed, but lies beside a module of the user's
             try:

@@ -11,8 +11,9 @@ import pytest
 from freewheel.cli.main import COMMANDS
 from freewheel.collect.mode import MODES
 from freewheel.envs.family import WORLDS
+from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError
-from freewheel.registry import Named, Registry
+from freewheel.registry import Named, Registry, moved, own_module
 from tests.support.places import ROOT
 from tests.support.runs import python
 
@@ -127,3 +128,46 @@ def test_a_bad_entry_point_is_one_line(path: Path, point: str, text: str) -> Non
         registry.entries  # noqa: B018
     assert str(caught.value).startswith(text)
     assert "\n" not in str(caught.value)
+
+
+#: Runs commands as if no package of this project were installed beside the core.
+ALONE = """
+import sys
+from importlib import metadata
+
+from freewheel.cli.main import main
+
+def missing(name):
+    raise metadata.PackageNotFoundError(name)
+
+metadata.entry_points, metadata.distribution = lambda group: [], missing
+for words in sys.argv[1:]:
+    main(words.split())
+from freewheel.envs.gym import GymConfig
+
+try:
+    GymConfig("freewheel/RoughDrone-v0").open(0)
+except Exception as error:
+    sys.stderr.write(f"freewheel: {error}")
+"""
+REFUSED = {
+    "compare CartPole-v1": "the command 'compare' is in a package of its own: pip install freewheel-lab",
+    "train CartPole-v1 --mode ray": "the mode 'ray' is in a package of its own: pip install freewheel-ray",
+    "train CartPole-v1 --seeds 1..3": "--seeds is an option of a package of its own: pip install freewheel-lab",
+    "train CartPole-v1 --preset cage2": "the preset 'cage2' is in a package of its own: pip install freewheel-cage2",
+}
+UNKNOWN = "unknown environment 'freewheel/RoughDrone-v0': it is in a package of its own, pip install freewheel-drone"
+
+
+def test_the_core_alone_says_what_to_install() -> None:
+    refused = python("-c", ALONE, *REFUSED).stderr.splitlines()
+    assert refused == [f"freewheel: {said}" for said in (*REFUSED.values(), UNKNOWN)]
+
+
+def test_modules_that_have_moved_are_found_by_their_former_names(path: Path) -> None:
+    install(path, "[freewheel.moved_modules]", "old.mazes = plugin_of_mazes")
+    assert moved("old.mazes") == "plugin_of_mazes"
+    assert moved("old.mazes.deep") == "plugin_of_mazes.deep"
+    assert moved("old.mazesque") == "old.mazesque"
+    assert GymConfig("old.mazes:Maze").label == "old.mazes:Maze"
+    assert own_module("old.mazes").__name__ == "plugin_of_mazes"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from freewheel.config.flags import Flags, build, option_types
 from freewheel.errors import UsageError
 from freewheel.registry import Registry
+
+if TYPE_CHECKING:
+    from freewheel.config.flags import Flags
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ CAMPAIGNS: Registry[Campaign] = Registry("campaign", "CAMPAIGN")
 
 def chosen(given: Mapping[str, Flags]) -> tuple[Campaign, Any] | None:
     """The campaign that is asked for, with its options; `given` has the flags of every campaign by its name."""
+    from freewheel.config.flags import build
+
     built = [(one, build(one.options, given[one.name])) for one in CAMPAIGNS.values()]
     found = [(one, options) for one, options in built if one.wanted(options)]
     if len(found) > 1:
@@ -51,7 +55,10 @@ def chosen(given: Mapping[str, Flags]) -> tuple[Campaign, Any] | None:
 
 def separated(given: Flags) -> tuple[Flags, dict[str, Flags]]:
     """The flags of the command itself, and those of every campaign by its name."""
-    own, theirs = dict(given), dict[str, Flags]()
+    from freewheel.config.flags import option_types
+
+    own: Flags = dict(given)
+    theirs: dict[str, Flags] = {}
     for name, campaign in CAMPAIGNS.items():
         theirs[name] = {flag: own.pop(flag) for flag in option_types(campaign.options) if flag in own}
     return own, theirs

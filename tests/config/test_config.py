@@ -286,7 +286,7 @@ def test_a_file_of_another_mode_keeps_what_both_have(tmp_path: Path) -> None:
         ("A-v0 --clip-actions 2",
          "--clip-actions is an option of batched, isaaclab or drone environments, and A-v0 is none of them; leave it out"),
         (f"{DRONE} --measures x",
-         f"--measures is an option of gym, cage2 or straggler environments, and {DRONE} is none of them; leave it out"),
+         f"--measures is an option of gym, straggler or cage2 environments, and {DRONE} is none of them; leave it out"),
         (f"{DRONE} --clip-actions 2 --action-bounds 1", f"use --clip-actions or --action-bounds, {NOT_BOTH}"),
         ("isaaclab:X-v0 --env.a 1", "isaaclab:X-v0 does not accept --env.a: change the configuration of the task"),
         ("A-v0 --run ..", "--run '..' must be a plain name; --runs-dir chooses the directory"),

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from freewheel.cli.main import main
-from tests.support.places import PACKAGE, ROOT
+from tests.support.places import ROOT
 from tests.support.watching import LIMIT, row, until, watch, write_run
 
 
@@ -49,9 +49,11 @@ def test_a_directory_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None
 
 
 def test_every_file_of_the_page_is_part_of_the_package() -> None:
-    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["freewheel"]
-    static = PACKAGE / "watch" / "static"
-    packed = {path for pattern in patterns for path in PACKAGE.glob(pattern)}
+    project = tomllib.loads((ROOT / "packages" / "watch" / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["freewheel_watch"]
+    package = ROOT / "packages" / "watch" / "src" / "freewheel_watch"
+    static = package / "static"
+    packed = {path for pattern in patterns for path in package.glob(pattern)}
     assert {path for path in static.rglob("*") if path.is_file()} <= packed
     assert (static / "uplot" / "LICENSE").read_text().startswith("The MIT License")
 

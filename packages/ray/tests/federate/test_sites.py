@@ -110,7 +110,7 @@ def test_options_of_a_federation_need_one() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--federate", "5", "--seeds", "1..3"], "--federate is one run of many sites"),
+        (["--federate", "5", "--print-config"], "--federate is one run of many sites"),
         (["--federate", "0"], "--federate must be positive"),
         (["--federate", "50", "--steps", "1000"], "site site-1: 50 rounds of 1,000 steps have 20 each"),
         (["--federate", "2", "--sites", "2", "--min-sites", "3"], "--min-sites 3 is more than there are sites (2)"),
