@@ -88,4 +88,4 @@ def test_without_the_extra_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["watch", "--runs-dir", str(tmp_path)]) == 1
-    assert "pip install 'freewheel[dash]', or use --tui\n" in capsys.readouterr().err
+    assert "pip install 'freewheel-watch[dash]', or use --tui\n" in capsys.readouterr().err

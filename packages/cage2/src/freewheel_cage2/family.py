@@ -82,6 +82,6 @@ FAMILY = WorldFamily(
     evaluation=FamilyEvaluation(protocols=[OFFICIAL], compare=_compare),
     packages={
         "csle_cyborg": f"CybORG, the real simulator of CAGE Challenge 2 ({REAL}): make cyborg",
-        "sklearn": "`freewheel workflow search`: pip install 'freewheel[workflow]' (scikit-learn)",
+        "sklearn": "`freewheel workflow search`: pip install 'freewheel-cage2[workflow]' (scikit-learn)",
     },
 )

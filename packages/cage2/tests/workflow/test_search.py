@@ -106,7 +106,7 @@ def test_without_scikit_learn_a_modelled_search_says_so_before_it_starts(monkeyp
     monkeypatch.setitem(sys.modules, "sklearn", None)
     for name in [name for name in sys.modules if name.startswith("sklearn.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(SetupError, match=r"needs sklearn.*: pip install 'freewheel\[workflow\]'"):
+    with pytest.raises(SetupError, match=r"needs sklearn.*: pip install 'freewheel-cage2\[workflow\]'"):
         Search(replace(RULES, strategy="gp")).propose()
     assert Search(RULES).propose() is not None
 

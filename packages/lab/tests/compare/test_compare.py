@@ -94,7 +94,7 @@ def test_a_mode_whose_package_is_not_installed_is_no_failure(
 ) -> None:
     quick.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["compare", IDENTITY, "--modes", "sequential,ray", *SMALL, "--out", str(tmp_path / "out")]) == 0
-    assert "ray takes no part: not installed: pip install 'freewheel[ray]'\n" in capsys.readouterr().out
+    assert "ray takes no part: not installed: pip install 'freewheel-ray[ray]'\n" in capsys.readouterr().out
 
 
 def test_an_interrupt_leaves_what_is_there(

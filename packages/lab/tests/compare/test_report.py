@@ -286,7 +286,7 @@ def test_without_matplotlib_the_page_is_written_and_one_line_says_what_to_instal
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert report.write(full(), tmp_path) == [tmp_path / "report.html"]
-    assert capfd.readouterr().err == "freewheel: pictures need matplotlib: pip install 'freewheel[plot]'\n"
+    assert capfd.readouterr().err == "freewheel: pictures need matplotlib: pip install 'freewheel-lab[plot]'\n"
 
 
 def test_the_law_is_drawn_as_measured_predicted_and_extrapolated() -> None:

@@ -85,7 +85,7 @@ def test_a_group_without_evaluations_is_told(runs: Path, capsys: pytest.CaptureF
 def test_without_matplotlib_one_line_says_what_to_install(runs: Path) -> None:
     code = "import sys; sys.modules['matplotlib'] = None; from freewheel.cli.main import main; sys.exit(main() != 1)"
     said = python("-c", code, "plot", "b", "--runs-dir", str(runs)).stderr
-    assert said == "freewheel: pictures need matplotlib: pip install 'freewheel[plot]'\n"
+    assert said == "freewheel: pictures need matplotlib: pip install 'freewheel-lab[plot]'\n"
 
 
 def test_pictures_are_the_same_when_made_again_and_dollars_and_missing_letters_are_no_problem(runs: Path) -> None:

@@ -106,6 +106,6 @@ def test_an_environment_that_no_actor_can_load_fails_with_its_reason(tmp_path: P
 
 def test_without_ray_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"^[^\n]*pip install [^\n]*freewheel\[ray\][^\n]*$"):
+    with pytest.raises(UsageError, match=r"^[^\n]*pip install [^\n]*freewheel-ray\[ray\][^\n]*$"):
         freewheel.train("tests.support.worlds:Never", **RAY | SMALL, steps=64, runs_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []

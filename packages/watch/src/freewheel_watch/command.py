@@ -55,7 +55,9 @@ def _run(argv: Sequence[str]) -> int:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        raise SetupError("the page needs starlette and uvicorn: pip install 'freewheel[dash]', or use --tui") from None
+        raise SetupError(
+            "the page needs starlette and uvicorn: pip install 'freewheel-watch[dash]', or use --tui"
+        ) from None
     import asyncio
 
     from freewheel_watch.hub import Hub

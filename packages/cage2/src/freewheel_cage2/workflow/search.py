@@ -215,7 +215,7 @@ def _surrogate() -> type[Surrogate]:
     try:
         from freewheel_cage2.workflow.surrogate import Surrogate
     except ModuleNotFoundError as error:
-        hint = "pip install 'freewheel[workflow]', or use --strategy random"
+        hint = "pip install 'freewheel-cage2[workflow]', or use --strategy random"
         raise SetupError(f"a modelled search needs {error.name}: {hint}") from None
     return Surrogate
 

@@ -54,7 +54,7 @@ def require() -> None:
     try:
         import matplotlib.figure  # noqa: F401 (is it there?)
     except ImportError:
-        raise SetupError("pictures need matplotlib: pip install 'freewheel[plot]'") from None
+        raise SetupError("pictures need matplotlib: pip install 'freewheel-lab[plot]'") from None
 
 
 def write(charts: Sequence[Chart | Tracks], path: Path, columns: int = 1, title: str = "") -> None:

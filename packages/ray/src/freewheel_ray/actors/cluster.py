@@ -43,7 +43,7 @@ class NodeInfo(NamedTuple):
 def require_ray() -> None:
     """UsageError unless Ray is installed."""
     if importlib.util.find_spec("ray") is None:
-        raise UsageError("--mode ray and --federate need Ray, which is not installed: pip install 'freewheel[ray]'")
+        raise UsageError("--mode ray and --federate need Ray, which is not installed: pip install 'freewheel-ray[ray]'")
 
 
 def cluster_cpus(address: str | None) -> float:
