@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
+import importlib
 import re
 import resource
+import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from freewheel.config import signature
+from freewheel.config.flags import option_types
 from tests.support.places import PACKAGE, ROOT
 from tests.support.runs import python
 
-PARSED = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"])
+PROJECTS = {path.parent.name: tomllib.loads(path.read_text()) for path in ROOT.glob("packages/*/pyproject.toml")}
+#: The core and the packages beside it.
+PACKAGES = [PACKAGE, *(ROOT / "packages" / name / "src" / f"freewheel_{name}" for name in sorted(PROJECTS))]
+PARSED = {
+    path: ast.parse(path.read_text(encoding="utf-8")) for package in PACKAGES for path in sorted(package.rglob("*.py"))
+}
+PAGES = ("*.md", "docs/*.md", "packages/*/*.md", "packages/*/docs/*.md", "benchmarks/README.md")
+DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 
-#: What CPU workers, --help and the config import: none of it may import torch, except inside functions.
+#: What CPU workers, --help and the config import: none of it may import torch, except inside functions. What the entry points of
+#: packages name is imported by --help as well.
 WITHOUT_TORCH = """errors core seeding ledger registry loop metrics/* rollout/factory rollout/runner rollout/single_env_runner
     rollout/kernel rollout/probe pacing/* transport/**/* policies/spec policies/numpy_actor policies/heads/* envs/gym envs/loop
     envs/lane envs/spaces envs/vector envs/processes envs/legacy envs/fault_tolerant envs/family collect/* learn/spec
-    learn/*/config config/* cli/main run/checkpoints/checkpoint run/trainer
-    sinks/* testing/* worlds/straggler worlds/cage2/env worlds/cage2/family"""
+    learn/*/config config/* cli/main run/checkpoints/checkpoint run/trainer sinks/* testing/*"""
+WITHOUT_TORCH_TOO = """freewheel_cage2/env freewheel_cage2/family freewheel_cage2/command freewheel_drone/family
+    freewheel_lab/*/command freewheel_lab/seeds/campaign freewheel_ray/mode freewheel_ray/actors/* freewheel_ray/federate/options
+    freewheel_watch/command freewheel_watch/runs freewheel_watch/timeline"""
 #: What would run or unpickle what a file says: modules, and functions of others.
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 FORBIDDEN = {"eval", "exec", "torch.load", "numpy.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load"}
@@ -38,7 +53,8 @@ PIPES = {
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    package = next(package for package in PACKAGES if path.is_relative_to(package))
+    parts = path.relative_to(package.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -65,8 +81,11 @@ def forbidden(tree: ast.Module, module: str = "") -> Iterator[str]:
 
 def test_what_cpu_workers_import_does_without_torch() -> None:
     found = {pattern: sorted(PACKAGE.glob(f"{pattern}.py")) for pattern in WITHOUT_TORCH.split()}
+    found |= {pattern: sorted(ROOT.glob(f"packages/*/src/{pattern}.py")) for pattern in WITHOUT_TORCH_TOO.split()}
     assert [pattern for pattern, paths in found.items() if not paths] == []
     names = [module_name(path) for paths in found.values() for path in paths]
+    points = {place.partition(":")[0] for name in PROJECTS for _, place in entry_points(name)}
+    assert sorted(points - {*names}) == []
     script = f"""
 import importlib, sys
 for name in {names!r}:
@@ -105,8 +124,8 @@ def test_modules_say_in_a_sentence_what_they_are() -> None:
     assert list(map(module_name, wrong)) == []
 
 
-def test_packages_import_nothing_by_themselves() -> None:
-    """Below the top, __init__.py is a docstring and nothing else."""
+def test_folders_import_nothing_by_themselves() -> None:
+    """Below the top of the core, __init__.py is a docstring and nothing else."""
     packages = [path for path in PARSED if path.name == "__init__.py" and path.parent != PACKAGE]
     assert packages
     assert [module_name(path) for path in packages if [*map(type, PARSED[path].body)] != [ast.Expr]] == []
@@ -137,16 +156,69 @@ def test_the_search_finds_what_it_is_for_and_nothing_else(source: str, calls: li
 
 
 def test_files_that_documents_name_exist() -> None:
-    named = re.compile(r"`((?:freewheel|tests|benchmarks|docs|examples|scripts)/[\w/.-]+(?<!-v0))`")
+    named = re.compile(r"`((?:freewheel|tests|benchmarks|docs|examples|scripts|packages)/[\w/.-]+(?<!-v0))`")
+    modules = re.compile(r"`(freewheel_(\w+?)/[\w/.-]*)`")
     missing = list[str]()
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         files = [path.parent / link for link in re.findall(r"\]\((?!http)([^)#\s]+)", text)]
         files += [ROOT / name for name in named.findall(text) if path.name != "CHANGELOG.md"]
+        files += [ROOT / "packages" / package / "src" / name for name, package in modules.findall(text)]
         missing += [f"{path.name}: {file}" for file in files if not file.exists()]
-        tests = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+        tests = re.findall(r"`((?:tests|packages)/[\w/]+\.py)::(\w+)`", text)
         missing += [f"{path.name}: {test}" for file, test in tests if f"def {test}(" not in (ROOT / file).read_text()]
     assert missing == []
+
+
+def entry_points(package: str) -> list[tuple[str, str]]:
+    """The entry points of a package by which objects are found: kind and place of each."""
+    groups = PROJECTS[package]["project"]["entry-points"]
+    kinds = {group.removeprefix("freewheel."): points for group, points in groups.items()}
+    return [(kind, place) for kind, points in kinds.items() if kind != "moved_modules" for place in points.values()]
+
+
+def added_by(package: str) -> dict[str, set[str]]:
+    """All names that a package adds, by kind."""
+    added: dict[str, set[str]] = defaultdict(set)
+    for kind, place in entry_points(package):
+        module, _, name = place.partition(":")
+        entry: Any = getattr(importlib.import_module(module), name)
+        added[kind].add(entry.name)
+        if kind == "campaigns":
+            added["options"] |= {one.name for one in dataclasses.fields(entry.options)}
+        if kind == "modes":
+            added["options of modes"] |= {*option_types(entry.config)}
+        if kind == "worlds":
+            folder = ROOT / "packages" / package / "src" / (entry.flags.presets or "none")
+            added["envs"] |= {*entry.ids}
+            added["presets"] |= {*tomllib.loads((folder / "presets.toml").read_text())}
+            added["options"] |= {*entry.flags.aliases}
+            added["served"] |= {one for one in ADDED[f"freewheel-{package}"].get("envs", ()) if entry.serves(one)}
+    return added
+
+
+ADDED: dict[str, dict[str, list[str]]] = tomllib.loads((PACKAGE / "packages.toml").read_text(encoding="utf-8"))
+
+
+def test_the_core_names_no_package() -> None:
+    """What they add stands in packages.toml, which answers alone read: everything else is found by entry points."""
+    name = re.compile(rf"freewheel[-_.](?:{'|'.join(PROJECTS)})\b")
+    texts = [path for path in PACKAGE.rglob("*") if path.suffix in {".py", ".toml", ".c"}]
+    found = {path.relative_to(PACKAGE).as_posix(): name.findall(path.read_text(encoding="utf-8")) for path in texts}
+    assert {path for path, names in found.items() if names} == {"packages.toml"}
+    assert {*ADDED} == {project["project"]["name"] for project in PROJECTS.values()}
+
+
+@pytest.mark.parametrize("package", sorted(PROJECTS))
+def test_packages_add_what_the_core_says_of_them(package: str) -> None:
+    """An answer that tells to install a package is right: the name is there then. Commands, modes and presets are all listed."""
+    listed, added = ADDED[f"freewheel-{package}"], added_by(package)
+    for kind in ("commands", "modes", "presets"):
+        assert {*listed.get(kind, ())} == added[kind], kind
+    assert {*listed.get("envs", ())} == added["served"] >= added["envs"]
+    assert {*listed.get("options", ())} <= added["options"] | added["options of modes"]
+    assert {*listed.get("options", ())} >= added["options"]
+    assert {*listed} <= {"commands", "modes", "presets", "envs", "options", "files"}
 
 
 def test_the_typed_signature_of_train_has_every_option() -> None:
