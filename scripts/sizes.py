@@ -27,7 +27,7 @@ LINES = {
 }
 TOGETHER = (54_100, "the engine and what has moved out of it")
 #: All tests have at most as many lines as the engine and its packages, and these.
-TESTS_BEYOND = (400, "there were already more of them when this limit was made; it goes to 0")
+TESTS_BEYOND = (600, "there were 200 more of them when this limit was made, and rules for packages came; it goes to 0")
 FOLDER, HALL = 12, 8  # modules of a folder, and directly in the engine
 #: Folders that have more modules, and why.
 LARGER = {
