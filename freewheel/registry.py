@@ -243,7 +243,7 @@ def own_object(option: str, place: str, kind: str) -> Any:
         raise SetupError(f"{what}: {error}") from error
     if name not in known and module == "__main__":
         what = f"{option} '{name}' was defined in a script or a notebook, and is known only there"
-        raise SetupError(f"{what}: define it before this call, or put it into a file, path/to/file.py:{name}")
+        raise SetupError(f"{what}: put it into a file, path/to/file.py:{name}, or define it before the call in Python")
     if name not in known:
         near = [own for own, value in known.items() if callable(value) and not own.startswith("_")]
         raise SetupError(f"{what}: '{module}' has no '{name}'{nearest(name, near, f'; write package.module:{kind}')}")

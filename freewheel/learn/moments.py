@@ -144,11 +144,11 @@ class StoredMoments(RunningMoments[NDArray]):
             self.add(to_numpy(new[:, : len(self.mean)]))
             self.measured = rows
 
-    def write_to(self, policy: TensorPolicy, rows: int) -> bool:
+    def write_to(self, policy: TensorPolicy, rows: int, *, now: bool = False) -> bool:
         """The policy reads observations by them, if they have just moved and are finite; False: they are not finite."""
         if not (np.isfinite(self.mean).all() and np.isfinite(self.square).all()):
             return False
-        if self.measured == rows or self.shared:
+        if now or self.measured == rows or self.shared:
             policy.normalise(self.mean, 1.0 / self.deviation)
         return True
 

@@ -140,6 +140,11 @@ class ReplayLearner:
         """The rows that learning starts with are here, in all learners, and the first update is next: it reads observations as
         later ones do, also where nothing was published yet."""
         if self._moments is not None and not self._published:
+            self._normalise_stored()
+
+    def _normalise_stored(self) -> None:
+        """From here on observations are read by the statistics of the rows that all learners have stored."""
+        if self._moments is not None:
             self._moments.follow(self.replay, self.pace.rows)
             self._moments.pool(gathered(self._peers, self._moments.since))
             self._normalise()
@@ -241,7 +246,8 @@ class ReplayLearner:
         return about | {"update/skipped": float(bool(self.not_finite))}
 
     def _normalise(self) -> None:
-        if self._moments is not None and not self._moments.write_to(self.updater.policy, self.pace.rows):
+        put_back = bool(self.not_finite)  # with the statistics that it had then
+        if self._moments is not None and not self._moments.write_to(self.updater.policy, self.pace.rows, now=put_back):
             self.not_finite = STATISTICS  # the network reads observations as before
 
     def _pool_statistics(self) -> tuple[float, ...]:

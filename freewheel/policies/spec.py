@@ -139,7 +139,8 @@ class PolicyConfig:
     """First value of a gaussian head's log standard deviation."""
     normalize_obs: bool | Auto = "auto"
     """Scale observations by their running mean and deviation, and clip them at ±10 (statistics are weights: only the learner
-    changes them). auto: SAC and MBPO do so, PPO for Box actions; none of them with images and with a batched simulator."""
+    changes them). auto: SAC and MBPO do so, PPO for Box actions; none of them where observations are images
+    alone, or with a batched simulator."""
     module: str = ""
     """Your own network instead of the MLP: 'package.module:Factory', in Python also the class itself (see
     docs/architecture.md). Actors then import torch."""

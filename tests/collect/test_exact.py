@@ -111,7 +111,9 @@ def test_it_is_exact_with_masks_with_contexts_and_where_lanes_are_stepped_togeth
     assert not told
 
 
-@pytest.mark.parametrize(("mode", "at"), [("sequential", 5), ("lockstep", 12), ("lockstep", 27), ("processes", 27)])
+@pytest.mark.parametrize(
+    ("mode", "at"), [("sequential", 5), ("lockstep", 12), ("lockstep", 25), ("lockstep", 26), ("processes", 27)]
+)
 def test_it_is_exact_and_on_policy_where_environments_fail(mode: str, at: int) -> None:
     """What a failure cost is made good before the update; what the other lane stepped meanwhile is no part of a later one. How
     often a lane has failed in a row is counted anew, so none may be given up here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from freewheel.core import BatchSpec
 from freewheel.learn.sac.config import SACConfig
@@ -48,3 +49,21 @@ def test_the_first_updates_read_observations_that_are_normalised_also_before_a_p
     mean, scale = first.mean(0) * [1, 0, 1], 1 / np.where([True, False, True], first.std(0), 1)
     assert seen[0] == pytest.approx([*mean, *scale], rel=1e-4, abs=1e-4)
     assert all((one == seen[0]).all() for one in seen), "they move with a publication"
+
+
+def test_weights_that_are_put_back_get_the_statistics_of_now() -> None:
+    """They move with a hundredth more rows, but what was put back had those of many rows ago."""
+    learner = sac_for(SACConfig(batch=8, learning_starts=20, updates_per_row=1, buffer=5_000), NORMALISED)
+    data, before = play(NORMALISED, learner.snapshot(), (700, 2)), 0.0
+    data.obs[400:] += 1_000.0  # since the last weights that are known to be finite
+    for at in range(0, 700, S // 2):
+        learner.observe(sign(data, slice(at, at + S // 2)))
+        settle(learner)
+        if not before and at >= 600:
+            before = learner.pace.rows
+            with torch.no_grad():
+                learner.updater.net.vector[0] = float("nan")
+        assert learner._moments is not None
+        norm = learner.updater.policy.statistics["norm.mean"].numpy()
+        assert norm[0] == pytest.approx(learner._moments.mean[0], rel=1e-4, abs=1e-4)
+    assert before

@@ -196,7 +196,10 @@ class MBPO(SAC):
             self._check()
 
     def _roll_out(self) -> None:
-        """Roll the present policy out from real states in the model; rows of older models expire."""
+        """Roll the present policy out from real states in the model; rows of older models expire. Before the first publication it
+        reads observations as the first update will; several learners, whose fits end at different times, cannot agree on that."""
+        if self._peers.count == 1 and not self._published:
+            self._normalise_stored()
         self._keep_finite()
         if not is_finite(self.updater.policy.net.vector):
             return  # others have to put it back as well; older rows do until then

@@ -78,6 +78,10 @@ def check_together(config: Config) -> None:
     refused = {
         "--record-schedule": (config.run.output.record_schedule, "records the order of one learner's rows"),
         "--adapt": (getattr(config.collector, "adapt", False), "steers the collector of one learner"),
+        f"policy.module {config.policy.module.rpartition(':')[2]}": (
+            config.policy.module.startswith("__main__:"),
+            "was defined in a script or a notebook, and other learners can only import it from a file (path/to/file.py:Name)",
+        ),
         f"--algo {config.algo}": (
             not getattr(config.learner, "trains_together", False),
             "has a learner that sums no gradients over others (AlgorithmConfig.trains_together)",

@@ -438,3 +438,25 @@ def test_each_fits_a_model_to_its_rows_and_all_have_the_same_agent() -> None:
         assert learner._fits >= 3
         assert learner._starts == 6  # rollouts of a model: half of those of one learner
         assert learner.length == (3 if 2 * learner.pace.rows >= 80 else 2)
+
+
+def test_the_first_rollouts_read_observations_as_the_first_updates_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a model comes before the first publication."""
+    collect, spec = box_world(normalize_obs=True)
+    learner = mbpo_for(
+        replace(KIT, updates_per_row=0.5), policy=spec, batch=BatchSpec(10 * CHUNK // BOX_LANES, BOX_LANES)
+    )
+    read, roll_out = list[list[float]](), learner._rollouts.__class__.__call__
+
+    def seen(self: Any, states: Tensor, length: int) -> None:
+        read.append(learner.updater.policy.statistics["norm.mean"].tolist())
+        roll_out(self, states, length)
+
+    monkeypatch.setattr(learner._rollouts.__class__, "__call__", seen)
+    for _ in range(2):
+        learner.observe(collect(learner.snapshot()))
+    while learner.ready:
+        learner.update()
+    assert learner.version == 0
+    assert learner._moments is not None
+    assert read[0] == pytest.approx(learner._moments.mean, rel=1e-4, abs=1e-5)

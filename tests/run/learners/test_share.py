@@ -95,6 +95,10 @@ def test_numbers_that_are_chosen_can_be_divided() -> None:
     [
         (["--record-schedule", "--mode", "continuous"], "--record-schedule records the order of one learner's rows"),
         (["--adapt", "--mode", "continuous"], "--adapt steers the collector of one learner"),
+        (
+            ["--policy.module", "__main__:Net"],
+            r"policy.module Net was defined in a script or a notebook, and other learners can only import it from a file \(.*\)",
+        ),
     ],
 )
 def test_what_several_learners_cannot_do_is_refused_in_one_line(argv: list[str], said: str) -> None:

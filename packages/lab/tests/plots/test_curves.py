@@ -67,6 +67,19 @@ def test_a_dot_of_one_run_has_the_deviation_of_its_evaluation(tmp_path: Path) ->
     assert (dots.points, dots.low, dots.high) == (((10, 1.0), (20, 1.0), (30, 4.0)), (0.5, 0.8, 3.0), (1.5, 1.2, 5.0))
 
 
+@pytest.mark.parametrize("since", [1, 3])
+def test_evaluations_of_an_earlier_version_have_no_deviation(tmp_path: Path, since: int) -> None:
+    """It noted neither the deviation nor the step, so a run that this version resumed has them for its later rows only."""
+    path = make(tmp_path / "a", [(10, 1.0), (20, 2.0), (30, 3.0)], "eval_return")
+    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[since:]:
+        row |= {"eval/return_std": 0.5, "eval/step": row["env_steps"]}
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    run = curves.read_run(path, [*COLUMNS, "eval/return_std", "eval/step"], print)
+    dots = curves.chart(curves.group([run]), "steps", "eval_return").lines[1]
+    assert (dots.points, dots.low, dots.high) == (((10, 1.0), (20, 2.0), (30, 3.0)), (), ())
+
+
 @pytest.mark.parametrize(("ys", "span"), [((-44.9, -45.8), 4.58), ((480, 500), 50), ((0, 10), 10), ((3, 3), 0.3)])
 def test_a_small_difference_looks_small_and_times_are_round(ys: tuple[float, float], span: float) -> None:
     drawn = Line("a", ((0.3, ys[0]), (154.0, ys[1])))

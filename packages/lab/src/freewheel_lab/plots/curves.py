@@ -178,7 +178,8 @@ def _at(grid: NDArray, xs: NDArray, ys: NDArray, *, steps: bool) -> NDArray:
 def _evaluations(one: Group, line: Line, x: str) -> Line:
     """A dot for each evaluation of a run, with the deviation of its returns; of several runs, where their mean changes."""
     run, (xs, ys) = one.runs[0], np.array(line.points).T
-    known = len(one.runs) == 1 and np.isfinite(run.columns.get(SPREAD, np.zeros(0))).any()
+    since = curve(run, x, PLAYED)[0] if len(one.runs) == 1 else np.zeros(0)
+    known = len(since) > 0 and since[0] <= xs[0]  # an earlier version has noted neither
     spread, played = (_at(xs, *curve(run, x, name), steps=True) if known else 0 * xs for name in (SPREAD, PLAYED))
     new = np.append(True, (ys[1:] != ys[:-1]) | (played[1:] != played[:-1]))
     low, high = (tuple((ys + sign * spread)[new].tolist()) if known else () for sign in (-1, 1))
