@@ -23,7 +23,7 @@ os.environ.update(
 pytest_plugins = [f"tests.plugins.{name}" for name in ("tiers", "durations", "leaks", "repeat", "scheduling")]
 
 #: Minutes of several machines' worth of processes: `make test-cluster`.
-collect_ignore = [] if os.environ.get("FREEWHEEL_CLUSTER") else ["cluster"]
+collect_ignore = [] if os.environ.get("FREEWHEEL_CLUSTER") else ["packages/ray/tests/cluster"]
 
 settings.register_profile("freewheel", deadline=None, derandomize=True)
 settings.load_profile("freewheel")

@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks._cluster_worlds import WORLDS
 from benchmarks._common import RESULTS, ROOT, Row, median, number, spread, table
 
-PAGE = ROOT / "docs" / "cluster.md"
+PAGE = ROOT / "packages" / "ray" / "docs" / "cluster.md"
 END = "<!-- end -->"
 
 

@@ -24,7 +24,7 @@ from benchmarks.ray_costs import LONG, RAY, SHORT, WORKERS, driver_cpu, per_frag
 from freewheel_lab.plots import picture
 from freewheel_lab.plots.chart import Line, Lines
 
-NAME, PICTURE = "cluster_model", ROOT / "docs" / "cluster.png"
+NAME, PICTURE = "cluster_model", ROOT / "packages" / "ray" / "docs" / "cluster.png"
 POINTS = ((1, 1), (3, 1), (10, 1), (30, 3), (100, 10), (300, 30), (1_000, 100))  # workers and nodes
 CORES, GBIT = 16, 10  # of a node, and of its network
 AS_IT_IS = "as it is"

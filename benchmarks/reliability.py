@@ -40,6 +40,11 @@ class Rows:
         return f"python -m benchmarks.{self.benchmark}{' ' * bool(self.words)}{self.words}"
 
 
+def path_of(test: str) -> str:
+    """A test of the core is named by its path below tests/, one of a package by its whole path."""
+    return test if test.startswith("packages/") else f"tests/{test}"
+
+
 @dataclass(frozen=True)
 class Promise:
     """What is promised, the tests that try it (each so many times), and perhaps a benchmark whose rows are trials too."""
@@ -51,7 +56,7 @@ class Promise:
 
     @property
     def command(self) -> str:
-        return shlex.join(["pytest", *(f"tests/{test}" for test in self.tests), "--times", str(self.times)])
+        return shlex.join(["pytest", *map(path_of, self.tests), "--times", str(self.times)])
 
 
 def survived(row: Row) -> bool:
@@ -224,12 +229,12 @@ PROMISES: Mapping[str, Promise] = {
     ),
     "R24": Promise(
         "the live page listens on this machine only, wants its token, changes nothing, and drops clients that stall",
-        ("watch/test_gate.py", "watch/test_server.py"),
+        ("packages/watch/tests/test_gate.py", "packages/watch/tests/test_server.py"),
         times=2,
     ),
     "R25": Promise(
         "Ray actors that are killed are replaced with an exact ledger; nothing is left of a killed driver; loopback sockets only",
-        ("collect/ray/test_faults.py", "faults/test_ray_daemons.py"),
+        ("packages/ray/tests/mode/test_faults.py", "faults/test_ray_daemons.py"),
         times=1,
         rows=Rows("ray_chaos", lambda row: row["ledger"] and not row.get("beyond"), {"ledger": True}),
     ),
@@ -238,7 +243,7 @@ PROMISES: Mapping[str, Promise] = {
         (
             "run/test_resume.py::test_a_second_trainer_is_refused",
             "files/test_lock.py",
-            "watch/test_command.py::test_a_port_that_is_taken_is_named",
+            "packages/watch/tests/test_command.py::test_a_port_that_is_taken_is_named",
             "run/advice/test_limits.py",
         ),
         times=5,
@@ -273,7 +278,7 @@ def trials(name: str, promise: Promise, times: int) -> dict[str, Any]:
     """Run the tests of one promise so many times: how many trials there were, and which of them failed."""
     with TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        tests = [f"tests/{test}" for test in promise.tests]
+        tests = [*map(path_of, promise.tests)]
         words = ["-q", "-p", "no:cacheprovider", "--times", str(times), f"--junitxml={report}"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *tests, *words],
@@ -290,9 +295,9 @@ def of_whole_run(name: str, promise: Promise, cases: Sequence[ElementTree.Elemen
 
 
 def _belongs(case: ElementTree.Element, test: str) -> bool:
-    path, _, function = test.partition("::")
+    path, _, function = path_of(test).partition("::")
     name = str(case.get("name")).partition("[")[0]
-    return case.get("classname") == f"tests/{path}".removesuffix(".py").replace("/", ".") and function in ("", name)
+    return case.get("classname") == path.removesuffix(".py").replace("/", ".") and function in ("", name)
 
 
 def counted(name: str, promise: Promise, cases: Sequence[ElementTree.Element]) -> dict[str, Any]:

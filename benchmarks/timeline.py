@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks._common import ROOT, Notebook, Row, number, run_python, table
 
-NAME, PICTURE = "timeline", ROOT / "docs" / "timeline.svg"
+NAME, PICTURE = "timeline", ROOT / "packages" / "watch" / "docs" / "timeline.svg"
 LANES = 8
 WORLD = {"law": "lognormal", "mean": 0.030, "sigma": 0.9, "kind": "sleep", "length": 100}
 PPO = {"epochs": 10, "minibatch": 32}

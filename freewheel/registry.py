@@ -99,8 +99,7 @@ class Registry(Mapping[str, Entry]):
         if name in self.ours:
             return self.ours[name]
         if name not in self.entries:
-            if package := package_of(f"{self.kind}s", name):
-                raise UsageError(f"the {self.kind} '{name}' is in a package of its own: pip install {package}")
+            require_package(f"{self.kind}s", name, f"the {self.kind} '{name}'")
             if answer := instead.get(name.lower()):
                 raise UsageError(f"there is no {self.kind} '{name}': {answer}")
             raise UsageError(f"unknown {self.kind} '{name}'{nearest(name, [*self.entries, *also])}")
@@ -143,6 +142,12 @@ def package_of(kind: str, name: str) -> str | None:
     """The package of this project that adds a name of this kind and is not installed."""
     found = next((package for package, names in _packages().items() if name in names.get(kind, ())), None)
     return None if found is None or _is_installed(found) else found
+
+
+def require_package(kind: str, name: str, what: str) -> None:
+    """UsageError if `what` is added by a package of this project that is not installed."""
+    if package := package_of(kind, name):
+        raise UsageError(f"{what} is in a package of its own: pip install {package}")
 
 
 def _is_installed(package: str) -> bool:

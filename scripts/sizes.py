@@ -30,9 +30,7 @@ TOGETHER = (54_100, "the engine and what has moved out of it")
 TESTS_BEYOND = (600, "there were 200 more of them when this limit was made, and rules for packages came; it goes to 0")
 FOLDER, HALL = 12, 8  # modules of a folder, and directly in the engine
 #: Folders that have more modules, and why.
-LARGER = {
-    "freewheel_watch": (13, "two commands, a page and a list of runs came together here; the timeline needs a folder")
-}
+LARGER: dict[str, tuple[int, str]] = {}
 
 
 @dataclass(frozen=True)

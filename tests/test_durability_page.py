@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.reliability import BEGIN, END, PAGE, PROMISES, page_table
+from benchmarks.reliability import BEGIN, END, PAGE, PROMISES, page_table, path_of
 from tests.support.places import ROOT
 
 
@@ -17,5 +17,5 @@ def test_the_table_is_the_one_that_the_rows_give_and_nothing_is_untried() -> Non
 @pytest.mark.parametrize("name", PROMISES)
 def test_the_tests_of_a_promise_are_there(name: str) -> None:
     for test in PROMISES[name].tests:
-        path, _, function = test.partition("::")
-        assert f"def {function}" in (ROOT / "tests" / path).read_text(encoding="utf-8")
+        path, _, function = path_of(test).partition("::")
+        assert f"def {function}" in (ROOT / path).read_text(encoding="utf-8")

@@ -153,7 +153,7 @@ except Exception as error:
 REFUSED = {
     "compare CartPole-v1": "the command 'compare' is in a package of its own: pip install freewheel-lab",
     "train CartPole-v1 --mode ray": "the mode 'ray' is in a package of its own: pip install freewheel-ray",
-    "train CartPole-v1 --seeds 1..3": "--seeds is an option of a package of its own: pip install freewheel-lab",
+    "train CartPole-v1 --seeds 1..3": "--seeds is in a package of its own: pip install freewheel-lab",
     "train CartPole-v1 --preset cage2": "the preset 'cage2' is in a package of its own: pip install freewheel-cage2",
 }
 UNKNOWN = "unknown environment 'freewheel/RoughDrone-v0': it is in a package of its own, pip install freewheel-drone"

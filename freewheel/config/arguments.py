@@ -105,7 +105,7 @@ class TrainOptions(TypedDict, total=False):
     """Options of a run, which `freewheel train --help` describes."""
 
     algo: Literal["mbpo", "ppo", "sac"]
-    mode: Literal["auto", "batch", "continuous", "episodes", "lockstep", "ray", "sequential"]
+    mode: Literal["auto", "batch", "continuous", "episodes", "lockstep", "sequential"]
     preset: str
     config: str | Path
     seed: int
@@ -155,10 +155,7 @@ class TrainOptions(TypedDict, total=False):
     adapt_patience: int
     episodes_per_update: int | None
     wave: bool
-    placement: Literal["auto", "inline", "processes", "spread", "pack"]
-    unit: Literal["fragments", "episodes", "auto"]
-    address: str | None
-    cpus_per_worker: float | Literal["auto"]
+    placement: Literal["auto", "inline", "processes"]
     env_args: Mapping[str, Any]
     mbpo: MBPOOptions
     policy: PolicyOptions

@@ -21,7 +21,7 @@ import tyro
 
 from freewheel.errors import FileError, UsageError, nearest
 from freewheel.files.read import JSON_SIZE, content, parse_json, show, typed_content
-from freewheel.registry import package_of
+from freewheel.registry import require_package
 
 T = TypeVar("T")
 TOML_SIZE = 1 << 20  # bytes
@@ -192,8 +192,7 @@ def check_names(names: Iterable[str], known: Types, where: str = "", answers: Te
             if answer := answers.get(name if ours else group):
                 table = f"{name}{place} is a table of options: " if where and ours else ""
                 raise UsageError(f"{table or f'there is no {written(name)}{place}: '}{answer}")
-            if package := package_of("options", name):
-                raise UsageError(f"{written(name)}{place} is an option of a package of its own: pip install {package}")
+            require_package("options", name, f"{written(name)}{place}")
             otherwise = f", or say --{free}{name} if it is an argument of the environment" if free else ""
             hint = nearest(written(name), map(written, known), f"; see --help{otherwise}", cutoff=0.75)
             raise UsageError(f"unknown option {written(name)}{place}{hint}")

@@ -27,7 +27,7 @@ from freewheel.files.origin import CHECKSUM, FIELD, made_here
 from freewheel.learn.spec import ALGORITHMS, AlgorithmConfig
 from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
-from freewheel.registry import package_of
+from freewheel.registry import require_package
 
 DEFAULT_STEPS = 100_000
 LONGEST_NAME = 4096  # characters: that of a file
@@ -305,8 +305,7 @@ def _resolve(
         layers.insert(0, _file(Path(path), consent, typed="config" in given.flags))
     if name := _last(layers, "preset"):
         if name not in (known := presets()):
-            if package := package_of("presets", name):
-                raise UsageError(f"the preset '{name}' is in a package of its own: pip install {package}")
+            require_package("presets", name, f"the preset '{name}'")
             raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
         layers.insert(0, _layer(f"preset {name}", known[name]))
     notes = _substitute(layers)

@@ -13,7 +13,7 @@ from freewheel.errors import FileError
 from freewheel.timeline.chrome import TRACE, encode, read
 from freewheel.timeline.model import KINDS, WAITS_FOR, Row, Span, Timeline, is_wait
 from freewheel.timeline.terminal import busy, draw, longest_waits, shares
-from freewheel_watch.gantt import page
+from freewheel_watch.timeline.page import page
 from tests.support.timelines import made
 
 

@@ -22,7 +22,7 @@ from benchmarks import _cluster_page
 from freewheel.cli.main import main
 from tests.support.places import LONG, ROOT
 
-PAGE = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "packages" / "ray" / "docs" / "cluster.md").read_text(encoding="utf-8")
 LINES = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
 TRAIN = [line for line in LINES if "freewheel train" in line]
 STEPS = "2000"

@@ -21,7 +21,7 @@ STEPS = 100
 DEFENDERS = ("sleeping", "random", "heuristic")
 REDS = ("B_lineAgent", "RedMeanderAgent")
 BLUE_KINDS = ("Sleep", "Monitor", *VERBS)
-DATA = ROOT / "tests" / "worlds" / "cage2" / "data"
+DATA = ROOT / "packages" / "cage2" / "tests" / "data"
 
 Record: TypeAlias = dict[str, NDArray]
 

@@ -42,8 +42,8 @@ EVENTS = "text/event-stream"
 @cache
 def files() -> Mapping[str, tuple[bytes, str]]:
     """All that is served as it is, by name: content and type. Nothing else is read for a browser, whatever it asks for."""
-    drawn = Path(__file__).parent
-    own = drawn / "static"
+    here = Path(__file__).parent
+    own, drawn = here / "static", here / "timeline"
     found = {str(path.relative_to(own)): path for path in own.rglob("*") if path.is_file()}
     found |= {name: drawn / name for name in ("gantt.js", "gantt.css")}
     return {name: (path.read_bytes(), _type(path)) for name, path in found.items()}

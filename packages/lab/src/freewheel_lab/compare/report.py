@@ -23,7 +23,7 @@ from freewheel_lab.compare.sections import card, section, tag, text
 from freewheel_lab.plots import picture
 from freewheel_lab.plots.chart import Chart, Tracks
 from freewheel_lab.plots.numbers import duration
-from freewheel_watch import gantt
+from freewheel_watch.timeline import page as gantt
 
 HERE = Path(__file__).parent
 PAGE = "report.html"

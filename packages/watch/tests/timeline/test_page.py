@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from freewheel_watch.gantt import page
+from freewheel_watch.timeline.page import page
 from tests.support.browser import browser, complaints, eventually
 from tests.support.timelines import made
 

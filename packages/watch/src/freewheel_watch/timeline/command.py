@@ -70,7 +70,7 @@ def _window(timeline: Timeline, options: TimelineOptions) -> Timeline:
 
 def _write_page(timeline: Timeline, path: Path, title: str) -> None:
     from freewheel.files import disk
-    from freewheel_watch.gantt import page
+    from freewheel_watch.timeline.page import page
 
     try:
         disk.deliver(path, page(timeline, title).encode())

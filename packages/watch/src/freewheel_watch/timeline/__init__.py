@@ -1,0 +1,1 @@
+"""`freewheel timeline`: what every part of a run did, as a page; other pages embed it."""
