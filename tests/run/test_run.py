@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import textwrap
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,9 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
 
 
 def test_every_row_of_metrics_has_these_keys_and_balances(result: Result) -> None:
-    rows = rows_of(result)
+    rows = [
+        next(of) for _, of in itertools.groupby(rows_of(result), itemgetter("updates"))
+    ]  # slow evaluations have more
     assert [row["env_steps"] for row in rows] == list(range(64, 641, 64))
     assert [row["updates"] for row in rows] == list(range(1, 11))
     assert [row["episodes"] for row in rows] == list(range(4, 41, 4))
@@ -53,7 +57,7 @@ def test_every_row_of_metrics_has_these_keys_and_balances(result: Result) -> Non
         assert (row["lag_mean"], row["lag_max"], row["length_mean"]) == (0.0, 0.0, 16.0)
         assert row["queue_util"] is row["gpu_util"] is None
         assert row["steps_per_s"] == pytest.approx(row["env_steps"] / row["wall_s"])
-    assert rows[-1]["eval_return"] == result.summary["final_eval"]
+    assert rows_of(result)[-1]["eval_return"] == result.summary["final_eval"]
 
 
 def test_mistakes_found_while_planning_are_told_of_as_keyword_arguments(tmp_path: Path) -> None:
