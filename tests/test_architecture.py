@@ -37,7 +37,7 @@ WITHOUT_TORCH = """errors core seeding ledger registry loop metrics/* rollout/fa
     learn/*/config config/* cli/main run/checkpoints/checkpoint run/trainer sinks/* testing/*"""
 WITHOUT_TORCH_TOO = """freewheel_cage2/env freewheel_cage2/family freewheel_cage2/command freewheel_drone/family
     freewheel_lab/*/command freewheel_lab/seeds/campaign freewheel_ray/mode freewheel_ray/actors/* freewheel_ray/federate/options
-    freewheel_watch/command freewheel_watch/runs freewheel_watch/timeline"""
+    freewheel_watch/command freewheel_watch/runs freewheel_watch/timeline/command"""
 #: What would run or unpickle what a file says: modules, and functions of others.
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 FORBIDDEN = {"eval", "exec", "torch.load", "numpy.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load"}

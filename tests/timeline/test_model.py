@@ -13,7 +13,6 @@ from freewheel.errors import FileError
 from freewheel.timeline.chrome import TRACE, encode, read
 from freewheel.timeline.model import KINDS, WAITS_FOR, Row, Span, Timeline, is_wait
 from freewheel.timeline.terminal import busy, draw, longest_waits, shares
-from freewheel_watch.timeline.page import page
 from tests.support.timelines import made
 
 
@@ -115,10 +114,3 @@ def test_the_drawing_has_a_line_for_each_party_and_says_who_waits_for_whom() -> 
 def test_an_empty_timeline_can_be_drawn() -> None:
     assert "none in this run" in str(draw(Timeline([]), 60))
     assert list(longest_waits(Timeline([]))) == []
-
-
-def test_the_page_holds_all_it_needs_and_no_text_can_leave_its_script() -> None:
-    rows = [Row("</script><b>worker", "envs", [Span("step", 0.0, 1.0)])]
-    text = page(Timeline(rows, {"step": "<i>"}, 0.0, 1.0), "a <run>")
-    assert all(part in text for part in ("function freewheelGantt", ".fw-gantt", "a &lt;run&gt;"))
-    assert not re.search(r"</script><b>|(src|href)=", text), "nothing is fetched"

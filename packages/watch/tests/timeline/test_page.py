@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from freewheel.timeline.model import Row, Span, Timeline
 from freewheel_watch.timeline.page import page
 from tests.support.browser import browser, complaints, eventually
 from tests.support.timelines import made
@@ -58,3 +60,10 @@ def test_a_timeline_in_a_browser(tmp_path: Path) -> None:
         happens("dblclick", x_of(5.0), LEARNER_Y)
         eventually(lambda: color(x_of(1.6), LEARNER_Y) == "#f0a35e", what="all is shown again")
         assert [one for one in complaints(window) if "getImageData" not in one] == []
+
+
+def test_the_page_holds_all_it_needs_and_no_text_can_leave_its_script() -> None:
+    rows = [Row("</script><b>worker", "envs", [Span("step", 0.0, 1.0)])]
+    text = page(Timeline(rows, {"step": "<i>"}, 0.0, 1.0), "a <run>")
+    assert all(part in text for part in ("function freewheelGantt", ".fw-gantt", "a &lt;run&gt;"))
+    assert not re.search(r"</script><b>|(src|href)=", text), "nothing is fetched"
