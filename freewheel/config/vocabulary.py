@@ -204,7 +204,9 @@ def place_of(name: str, value: Callable[..., Any]) -> str:
         way = "--ppo.lr-schedule linear lets the learning rate fall, and a hook sets run.learning_rate (docs/hooks.md)"
         raise UsageError(f"{name} in train() takes a value and no function: {way}")
     if not str(called := getattr(value, "__qualname__", "")).isidentifier():
-        wanted = "give a class or a function, not one within another, which is called with the PolicySpec"
+        wanted = (
+            "define the class or function at the top of a file or a notebook cell; it is called with the PolicySpec"
+        )
         raise UsageError(f"policy.module cannot be {flags.shortened(called or repr(value))}: {wanted}")
     return f"{value.__module__}:{called}"
 

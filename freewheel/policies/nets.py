@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from freewheel.core import Array, Decision, NDArray, Snapshot
-from freewheel.errors import SetupError
+from freewheel.errors import FreewheelError, SetupError, cut, text_of
 from freewheel.policies.spec import (
     HEADS,
     Distribution,
@@ -286,17 +288,34 @@ def _build(spec: PolicySpec, rng: Generator) -> nn.Module:
     here, factory = f"policy.module '{spec.module}'", own_object("policy.module", spec.module, "Factory")
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(rng.integers(2**31)))
-        module = factory(spec)
+        with _explained(f"{here}, called with a PolicySpec (obs_size {spec.obs_size}, outputs {spec.outputs}),"):
+            module = factory(spec)
         if not isinstance(module, nn.Module):
             raise SetupError(f"{here} returned {type(module).__name__}, not a torch.nn.Module")
         if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
             raise SetupError(f"{here} uses BatchNorm, whose running statistics do not travel; use LayerNorm")
-        with torch.no_grad():
+        with torch.no_grad(), _explained(f"{here}, given two observations [2, {spec.obs_size}],"):
             shapes = [tuple(part.shape) for part in module(torch.zeros(2, spec.obs_size))]
     if shapes != [(2, spec.outputs), (2,)]:  # values [N, 1], for example, would broadcast against targets [N]
         wanted = f"head [N, {spec.outputs}] and value [N]"
         raise SetupError(f"{here} answered two observations with shapes {shapes}, not {wanted}")
     return module
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """SetupError, with the traceback from the user's own first line on, if the user's network raises."""
+    try:
+        yield
+    except FreewheelError:
+        raise
+    except Exception as error:
+        trace = error.__traceback__
+        while trace and trace.tb_frame.f_globals.get("__name__", "").startswith(("freewheel.policies.", "torch.")):
+            trace = trace.tb_next
+        text = "\n" + "".join(traceback.format_exception(type(error), error, trace)).rstrip() if trace else ""
+        message = cut(" ".join(text_of(error).split()))
+        raise SetupError(f"{what} raised {type(error).__name__}: {message}{text}") from error
 
 
 def _module_layout(spec: PolicySpec, module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -10,7 +10,7 @@ import functools
 import importlib
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
@@ -34,6 +34,7 @@ WIDTH = Range(least=1, most=10**6)  # of a layer
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 HEADS: Registry[Head] = Registry("head", "HEAD", "freewheel.policies.heads")
 UNNORMALISED = ("action_mask", "context", "model_state")  # no part of what is observed; the last no network reads
+CHANNELS = (1, 3, 4)  # of a picture: grey, colours, and with transparency
 PICTURE = 256  # bytes of an observation in two or three dimensions, from which on it is a picture
 CLIP = 10.0  # normalised observations stay within ± CLIP
 
@@ -175,7 +176,7 @@ class PolicyConfig:
     def remarks(self, env: EnvSpec) -> list[str]:
         """About pictures, which a plain network reads pixel by pixel."""
         parts = [] if self.module or not env.layout else env.layout["observation"]["parts"]
-        shapes = [tuple(part["shape"]) for part in parts if part["dtype"] == "uint8" and len(part["shape"]) in (2, 3)]
+        shapes = [tuple(part["shape"]) for part in parts if _is_picture(part["dtype"], part["shape"])]
         what = "one by one, and hardly learns from them: give a CNN with --policy.module (docs/architecture.md), or resize it"
         large = [(shape, count) for shape in shapes if (count := math.prod(shape)) >= PICTURE]
         return [f"IMAGES: the MLP sees the {count:,} numbers of a picture {shape} {what}" for shape, count in large]
@@ -186,6 +187,12 @@ class PolicyConfig:
         if reason := HEADS[self.head].misfit(env.action):
             raise SetupError(f"policy.head {self.head} does not fit the actions of {env.name}: {reason}")
         return HEADS[self.head]
+
+
+def _is_picture(dtype: str, shape: Sequence[int]) -> bool:
+    """Bytes in rows and columns; of other numbers only those that have channels as well."""
+    channels = len(shape) == 3 and (shape[0] in CHANNELS or shape[-1] in CHANNELS)
+    return len(shape) in (2, 3) if dtype == "uint8" else channels and dtype.startswith("float")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -142,9 +143,8 @@ class TensorBoardSink:
 
 
 def _open(run: RunInfo) -> TensorBoardSink:
-    run.say(
-        f"TensorBoard: tensorboard --logdir {run.path.parent}"
-    )  # of the folder of one run it would show the name "."
+    folder = shlex.quote(str(run.path.parent))  # TensorBoard would call a single run "."
+    run.say(f"TensorBoard: tensorboard --logdir {folder}")
     return TensorBoardSink(run)
 
 

@@ -105,12 +105,20 @@ def test_parameters_keep_their_names(custom: PolicySpec) -> None:
         ("custom_module:Missing", "cannot be imported: .* write package.module:Factory"),
         ("no_such_module:Shared", "cannot be imported"),
         ("custom_module", "cannot be imported"),
-        ("__main__:Mine", "'Mine' was defined in a script or a notebook, and is known only there: define it before"),
+        ("__main__:Mine", "'Mine' was defined in a script or a notebook, and is known only there: put it into a file"),
         (":Shared", "cannot be imported"),
         ("custom_module:Tall", r"\(2, 3\), \(2, 1\).* not head \[N, 3\] and value \[N\]"),
         ("custom_module:Narrow", r"\(2, 1\), \(2,\).* not head \[N, 3\] and value \[N\]"),
         ("custom_module:Lonely", r"not head \[N, 3\] and value \[N\]"),
         ("custom_module:Clashing", "norm.scale.* rename"),
+        (
+            "custom_module:Unasked",
+            r"called with a PolicySpec \(obs_size 4, outputs 3\), raised TypeError: Unasked.__init__\(\) takes 1 positional",
+        ),
+        (
+            "custom_module:Askew",
+            r"(?s)given two observations \[2, 4\], raised RuntimeError: mat1 [^\n]*\nTraceback[^\n]*\n[^\n]*custom_module.py",
+        ),
     ],
 )
 def test_a_network_that_cannot_serve_is_refused(custom: PolicySpec, name: str, complaint: str) -> None:

@@ -23,6 +23,7 @@ from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import LEARNER, MANIFEST, PROGRESS
 from freewheel.run.hooks import Run
 from freewheel.run.trainer import Result
+from freewheel.seeding import closing_seed, tree
 from tests.support.places import ROOT
 from tests.support.runs import MODES, Kept, assert_balanced, rows_of, train
 from tests.support.worlds import IdentityBox
@@ -162,6 +163,33 @@ def test_a_run_that_was_killed_in_its_closing_evaluation_is_closed(copy: Path, f
     for name in ("env_steps", "final_eval", "best_eval", "best_step"):
         assert summary[name] == finished.summary[name]
     assert summary["weights_sha256"] == finished.summary["weights_sha256"]
+
+
+class Interrupting(IdentityBox):
+    """Ctrl-C in the first episode of the closing evaluation, once."""
+
+    times = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed == tree(closing_seed(1000), "eval", 0) and not Interrupting.times:
+            Interrupting.times += 1
+            signal.raise_signal(signal.SIGINT)
+        return super().reset(seed=seed, options=options)
+
+
+def test_a_closing_evaluation_that_was_interrupted_is_played_by_the_next_resume(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        small(tmp_path, env=Interrupting, evals=1, eval_episodes=2)  # type: ignore[arg-type]
+    cut = json.loads((tmp_path / "it" / "summary.json").read_text())
+    assert (cut["ended"], cut["env_steps"], cut["final_eval"]) == ("interrupted (SIGINT)", 160, None)
+    again = freewheel.resume(tmp_path / "it", env=Interrupting, quiet=True)
+    assert (again.summary["ended"], again.summary["env_steps"]) == ("steps", 160)
+    assert again.summary["final_eval"] is not None
+    assert again.summary["weights_sha256"] == cut["weights_sha256"]
+    freewheel.resume(tmp_path / "it", env=Interrupting)
+    assert "it has nothing left to do" in capsys.readouterr().out
 
 
 def test_metrics_after_the_checkpoint_are_cut(copy: Path) -> None:

@@ -61,5 +61,23 @@ class Clashing(Shared):
         self.norm = nn.ParameterDict({"scale": torch.ones(16)})
 
 
+class Unasked(nn.Module):
+    """A constructor without the PolicySpec."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+class Askew(Shared):
+    """A layer for other inputs."""
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(inputs @ torch.zeros(self.columns, 1))
+
+    @property
+    def columns(self) -> int:
+        return 99
+
+
 def no_module(spec: PolicySpec) -> int:
     return spec.obs_size

@@ -142,8 +142,9 @@ def _nothing_left(budget: Budget, before: Budget, earlier: Earlier) -> tuple[str
     if progress["ended"] == "minutes" and budget.minutes == before.minutes:  # its last minutes were for the evaluation
         over.append("minutes")
     summary = _summary(earlier.path / SUMMARY)
-    if not over or "exit_code" not in summary or summary.get("env_steps") != progress["env_steps"]:
-        return None  # it did not come to its closing evaluation
+    unscored = str(summary.get("ended")).startswith("interrupted") and summary.get("final_eval") is None
+    if not over or unscored or "exit_code" not in summary or summary.get("env_steps") != progress["env_steps"]:
+        return None  # it did not come to the end of its closing evaluation
     name = over[0]
     done = f"{spent[name]:,.1f}" if name == "minutes" else f"{spent[name]:,}"
     return f"{done} of {limits[name]:,} {name} are done; give more with --{name}", summary

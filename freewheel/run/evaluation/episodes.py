@@ -54,7 +54,8 @@ class Score:
     @property
     def warning(self) -> str:
         """What has to be said of it."""
-        return f"{self.failed} evaluation episodes failed and are left out: {self.failure}" if self.failed else ""
+        which = "evaluation episode failed and is" if self.failed == 1 else "evaluation episodes failed and are"
+        return f"{self.failed} {which} left out: {self.failure}" if self.failed else ""
 
 
 def playable(env: Env[Any]) -> Env:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -90,7 +91,7 @@ def _to_tensorboard(results: Results, folder: Path) -> str:
     file = tensorboard.EventFile(place / "table")
     file.text("comparison", table.markdown(results))
     file.close()
-    return f"TensorBoard: tensorboard --logdir {place}"
+    return f"TensorBoard: tensorboard --logdir {shlex.quote(str(place))}"
 
 
 def _to_wandb(results: Results, folder: Path, project: str) -> Iterator[str]:
