@@ -98,9 +98,15 @@ class Notebook:
         return 1 if missed else 0
 
 
+def sources(tree: Path) -> list[str]:
+    """What a checkout needs on PYTHONPATH, whether it has packages or is older than these."""
+    packages = sorted((tree / "packages").glob("*/src"))
+    return [str(tree), *map(str, packages or [Path(__file__).parent / "_without_packages"])]
+
+
 def run_python(*arguments: object, cwd: str, tree: Path = ROOT) -> str:
     """The standard output of a process of its own with the code of this tree, one BLAS thread; ends the benchmark if it fails."""
-    path = os.pathsep.join(filter(None, (str(tree), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (*sources(tree), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
