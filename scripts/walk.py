@@ -90,6 +90,15 @@ class Walk:
                     print(output.rstrip())
             place = own
 
+    def core_alone(self, own: Path) -> None:
+        """Without the packages the core still trains, and says what to install for what is missing."""
+        names = " ".join(f"freewheel-{folder.name}" for folder in sorted((ROOT / "packages").iterdir()))
+        self.run(f"pip uninstall --quiet --yes {names}", own)
+        self.run("freewheel train CartPole-v1 --steps 4096 --evals 1 --run alone", own)
+        answer = self.run("freewheel compare CartPole-v1 2>&1 || [ $? = 2 ]", own).strip()
+        if not answer.endswith("pip install freewheel-lab"):
+            raise SystemExit(f"walk: the core alone answers compare with: {answer}")
+
     @property
     def environment(self) -> Path:
         """The virtual environment that was activated."""
@@ -117,6 +126,7 @@ def main() -> int:
         walk = Walk(Path(folder))
         walk.follow(clone, own)
         size = size_of(walk.environment)
+        walk.core_alone(own)
         told = f"{size / 1e9:.2f} GB of environment, {walk.trained_s:.0f} s to the first trained policy"
         print(f"walk: {told}, {walk.seconds:.0f} s in all")
         if found := verdicts(size, walk.trained_s):
