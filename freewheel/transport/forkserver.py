@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import connection, context, forkserver, resource_tracker, util
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing import connection, forkserver, resource_tracker, util
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,6 @@ SERVES_LIMIT = PRELOAD_LIMIT + 40.0  # seconds for its own imports and those tha
 ORPHANED = 255  # the exit code if the forkserver has died: the process may still run
 TOLD = 1.0  # seconds within which a forkserver says that a process has ended; one that does not has been stopped
 KILLED = 10.0  # seconds within which the kernel ends a process that was killed, on a busy machine
-LONGEST = 1500  # characters of a part of a report: in all fewer than a pipe takes at once
 _temporary: dict[str, int] = {}  # which process made a folder of temporary files
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
 _orphans: list[psutil.Process] = []  # what workers of servers that were killed have started: nothing else leads there
@@ -407,41 +406,3 @@ def _reaped(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
         return True
-
-
-class _Errors:
-    """A queue of reports without a lock: each is written at once, because it is short."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = connection.Pipe(duplex=False)
-
-    def put(self, error: tuple[int, Any, Any, str]) -> None:
-        lane, kind, value, trace = error
-        self._writer.send((lane, kind, str(value)[:LONGEST], trace[-LONGEST:]))
-
-    def get(self) -> Any:
-        return self._reader.recv()
-
-
-class _Unlocked:
-    """An array that only one process at a time uses."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def get_obj(self) -> Any:
-        return self._array
-
-
-class _Nameless(ForkServerContext):
-    """What AsyncVectorEnv uses of multiprocessing, without semaphores: their names would stay in /dev/shm if all is killed."""
-
-    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802 - the name in multiprocessing
-        return _Errors()
-
-    def Array(self, typecode_or_type: Any, size_or_initializer: Any, *, lock: Any = True) -> Any:  # noqa: N802
-        return _Unlocked(self.RawArray(typecode_or_type, size_or_initializer))
-
-
-NAMELESS = "freewheel-nameless"  # AsyncVectorEnv takes a context by its name
-vars(context)["_concrete_contexts"][NAMELESS] = _Nameless()

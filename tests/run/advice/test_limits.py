@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import nullcontext
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,24 +62,6 @@ def test_too_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_processes_of_this_user_are_counted() -> None:
     assert limits._running() >= 1
-
-
-def test_a_tiny_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = replace(WORLD, obs_size=84 * 84 * 4, obs_dtype="uint8")
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=16, f_frsize=os.sysconf("SC_PAGESIZE")))
-    with pytest.raises(
-        SetupError, match=r"^40 envs x .* = 1\.5 MB, but 64 KB are free in /dev/shm: use --placement inline"
-    ):
-        limits.check_machine(LANES, pictures, 1)
-    limits.check_machine(WORKERS, pictures, 40)  # their memory has no name, and is not there
-
-
-def test_no_dev_shm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SHARED", limits.SHARED / "nowhere")
-    with pytest.raises(
-        SetupError, match=r"--placement processes needs .*: No such file or directory; use --placement inline"
-    ):
-        limits.check_machine(LANES, WORLD, 1)
 
 
 @pytest.mark.parametrize(
