@@ -29,6 +29,7 @@ import psutil
 from freewheel.errors import SetupError
 from freewheel.files import own_folders
 from freewheel.files.output import keep_printing_harmless
+from freewheel.transport._multiprocessing import has_temporary_folder, server_pid, tracker_pid
 from freewheel.transport.clock import Limit, clock
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -68,7 +69,7 @@ def for_server() -> dict[str, str]:
 
 def _own_temporary() -> str:
     """The folder of temporary files of this process, which goes with it; "" if it has that of the process it was forked from."""
-    if vars(multiprocessing.current_process())["_config"].get("tempdir") is None:
+    if not has_temporary_folder():
         _temporary[util.get_temp_dir()] = os.getpid()
     folder = util.get_temp_dir()
     return folder if _temporary.get(folder) == os.getpid() else ""
@@ -115,7 +116,7 @@ def wait_until_it_serves() -> None:
     limit = Limit(SERVES_LIMIT)
     while True:
         try:
-            status = Path(f"/proc/{_server()}/status").read_text()
+            status = Path(f"/proc/{server_pid()}/status").read_text()
         except OSError:  # it has ended, or there is no /proc
             return
         words = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -129,7 +130,7 @@ def wait_until_it_serves() -> None:
 
 def kill() -> None:
     """Kill the server; the next start of a process starts another."""
-    pid = _server()
+    pid = server_pid()
     if pid is not None:
         _orphans.extend(_descendants(pid))
         with suppress(ProcessLookupError):
@@ -138,18 +139,12 @@ def kill() -> None:
 
 def helpers() -> set[int]:
     """The server, and the process that multiprocessing starts beside it."""
-    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    return {pid for pid in (_server(), tracker) if pid is not None}
-
-
-def _server() -> int | None:
-    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    return pid
+    return {pid for pid in (server_pid(), tracker_pid()) if pid is not None}
 
 
 def _continue_server() -> None:
     """Let the server go on if it alone was stopped: without it no process starts, and nobody learns that one has ended."""
-    pid = _server()
+    pid = server_pid()
     with suppress(OSError):
         if pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1] == ["T"]:
             os.kill(pid, signal.SIGCONT)
