@@ -12,10 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import WORKER_MEMORY, WorkersConfig
 from freewheel.config.resolve import Config
-from freewheel.core import BatchSpec, EnvSpec
+from freewheel.core import BatchSpec
 from freewheel.errors import SetupError, UsageError
 from freewheel.files.memory import Need, require_memory
 from freewheel.learn.spec import LearnerSpec
@@ -76,14 +75,11 @@ def _drawn(hidden: Sequence[int]) -> Iterator[float]:
         yield 2 * 4 * low * low * (high - low / 3)
 
 
-def check_machine(config: Config, spec: EnvSpec, workers: int) -> None:
-    """SetupError if so many processes cannot be started here: descriptors, processes."""
-    collector = config.collector
-    lanes_have_processes = isinstance(collector, LockstepConfig) and collector.placement == "processes"
-    processes = spec.lanes if lanes_have_processes else workers
-    if not (lanes_have_processes or isinstance(collector, WorkersConfig)) or spec.batched_on_device:
+def check_machine(config: Config, processes: int) -> None:
+    """SetupError if so many processes with environments cannot be started here: descriptors, processes."""
+    if not processes:
         return
-    option = "--num-envs" if lanes_have_processes else "--workers"
+    option = "--workers" if isinstance(config.collector, WorkersConfig) else "--num-envs"
     _check_descriptors(processes, option)
     _check_processes(processes, option)
 

@@ -33,16 +33,16 @@ def limited(monkeypatch: pytest.MonkeyPatch, which: int, soft: int, hard: int) -
 def test_too_few_open_files_for_the_processes(config: Config, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, resource.RLIMIT_NOFILE, 64, 64)
     with pytest.raises(SetupError, match=r"^40 processes x 4 \+ \d+ = \d+ open files, but ulimit -n allows 64: use .*"):
-        limits.check_machine(config, WORLD, 40)
+        limits.check_machine(config, 40)
     limited(monkeypatch, resource.RLIMIT_NOFILE, 150, 150)
     with pytest.raises(SetupError, match=rf"use {option} \d+ or less, or a higher limit \(ulimit -n \d+\)"):
-        limits.check_machine(config, WORLD, 40)
-    limits.check_machine(INLINE, WORLD, 1)
+        limits.check_machine(config, 40)
+    limits.check_machine(INLINE, INLINE.collector.env_processes)
 
 
 def test_a_soft_limit_is_raised_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = limited(monkeypatch, resource.RLIMIT_NOFILE, 64, 4096)
-    limits.check_machine(WORKERS, WORLD, 40)
+    limits.check_machine(WORKERS, 40)
     assert calls == [(resource.RLIMIT_NOFILE, (4096, 4096))]
 
 
@@ -54,9 +54,9 @@ def test_too_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         "--workers is too much for ulimit -u: 48 more processes, and 70 are running of 100 allowed; use 22 or less"
     )
     with pytest.raises(SetupError, match=message):
-        limits.check_machine(WORKERS, WORLD, 40)
+        limits.check_machine(WORKERS, 40)
     monkeypatch.setattr(limits, "_running", lambda: 10)
-    limits.check_machine(WORKERS, WORLD, 40)
+    limits.check_machine(WORKERS, 40)
     assert limits._running() == 10
 
 
