@@ -17,7 +17,9 @@ COMMANDS = {
     "lockstep": ("--steps", "2048"),
     "continuous": ("--mode", "continuous", "--workers", "16", "--steps", "4096"),
 }
-HIDE = Path(__file__).parent / "_without_packages" / "sitecustomize.py"  # for a checkout that is older than the packages
+HIDE = (
+    Path(__file__).parent / "_without_packages" / "sitecustomize.py"
+)  # for a checkout that is older than the packages
 OTHERS = ("survey", "executor")  # in the names of processes that step envs, but not for the training
 #: Python imports a module of this name in every process: it notes when CartPole is stepped first, and by whom.
 CLOCK = """
@@ -56,7 +58,11 @@ def measured(command: str, tree: Path, cache: str) -> dict[str, Any]:
         steps = Path(folder, "steps")
         steps.touch()
         env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        env |= {"PYTHONPATH": os.pathsep.join([folder, *sources(tree)]), "FREEWHEEL_CACHE": cache, "FIRST_STEPS": str(steps)}
+        env |= {
+            "PYTHONPATH": os.pathsep.join([folder, *sources(tree)]),
+            "FREEWHEEL_CACHE": cache,
+            "FIRST_STEPS": str(steps),
+        }
         words = [sys.executable, "-m", "freewheel", "train", "CartPole-v1", *COMMANDS[command], "--runs-dir", folder]
         began = time.time()
         with subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE) as process:

@@ -239,7 +239,7 @@ PROMISES: Mapping[str, Promise] = {
         rows=Rows("ray_chaos", lambda row: row["ledger"] and not row.get("beyond"), {"ledger": True}),
     ),
     "R26": Promise(
-        "a second trainer on a run, a taken port, too few open files or processes and a tiny /dev/shm are refused in one line",
+        "a second trainer on a run, a taken port, too few open files and too few processes are refused in one line",
         (
             "run/test_resume.py::test_a_second_trainer_is_refused",
             "files/test_lock.py",

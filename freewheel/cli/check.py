@@ -139,8 +139,7 @@ def _lanes(one: Prospect) -> str:
     lanes = one.plan.spec.lanes
     if one.plan.worker_config is not None:
         return f"{one.plan.workers} x {lanes // one.plan.workers}"
-    apart = getattr(one.plan.config.collector, "placement", "") == "processes"
-    return f"{lanes} in processes" if apart else f"{lanes} in turn"
+    return f"{lanes} in processes" if one.plan.env_processes else f"{lanes} in turn"
 
 
 def _advice(found: Checkup) -> list[Any]:

@@ -29,6 +29,10 @@ class LockstepConfig(SerialConfig):
     def needs_step_time(self) -> bool:
         return self.placement == "auto"
 
+    @property
+    def env_processes(self) -> int:
+        return self.num_envs if self.placement == "processes" else 0
+
     def planned(self, cost: EnvCost) -> Self:
         """The same with a placement chosen."""
         if self.placement != "auto":
@@ -36,12 +40,12 @@ class LockstepConfig(SerialConfig):
         return replace(self, placement="processes" if processes_pay(cost, self.num_envs) else "inline")
 
     def plan_line(self) -> str:
-        return f"{self.num_envs} envs, a process each" if self.placement == "processes" else super().plan_line()
+        return f"{self.num_envs} envs, a process each" if self.env_processes else super().plan_line()
 
     def place(self, make: MakeEnv, lanes: range) -> Env:
         """An Env of these lanes, placed as planned."""
         assert self.placement != "auto", "call planned() first"
-        return make(lanes, processes=self.placement == "processes", fault_tolerant=True)
+        return make(lanes, processes=self.env_processes > 0, fault_tolerant=True)
 
 
 def processes_pay(cost: EnvCost, lanes: int) -> bool:

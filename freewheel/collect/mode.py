@@ -39,6 +39,11 @@ class ModeConfig(Protocol):
         return False
 
     @property
+    def env_processes(self) -> int:
+        """Processes that step environments, besides the trainer; 0: it steps them itself. Known after `planned`."""
+        return 0
+
+    @property
     def needs_step_time(self) -> bool:
         """Whether a number that is not given depends on how long a step takes and what it computes."""
         return True
@@ -124,6 +129,10 @@ class WorkersConfig(ModeConfig):
         """Number of workers, after planning."""
         assert self.workers != "auto", "call planned() first"
         return self.workers
+
+    @property
+    def env_processes(self) -> int:
+        return self.worker_count
 
     @property
     def needs_step_time(self) -> bool:

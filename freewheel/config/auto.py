@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from freewheel.collect.mode import WorkersConfig
 from freewheel.config import flags
 from freewheel.config.resolve import Config
 from freewheel.core import EnvSpec
@@ -96,11 +95,8 @@ def sooner(config: Config, cost: EnvCost) -> tuple[Config, list[str]]:
 def _most_rows(config: Config, cost: EnvCost) -> float:
     """About so many rows at most come in half of the minutes of a run, by what an environment costs; the other half is for the
     start and evaluations."""
-    minutes, collector, at_once = config.run.budget.minutes, config.collector, 1
+    minutes, collector = config.run.budget.minutes, config.collector
     if minutes is None or cost.own <= 0 or config.env.batched or collector.elsewhere:
         return math.inf
-    if isinstance(collector, WorkersConfig):
-        at_once = collector.worker_count
-    elif getattr(collector, "placement", "inline") == "processes":
-        at_once = collector.lanes
+    at_once = max(1, collector.env_processes)
     return 30 * minutes * min(at_once / cost.own, usable_cores() / cost.cpu if cost.cpu > 0 else math.inf)

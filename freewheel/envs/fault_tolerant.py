@@ -78,8 +78,9 @@ class FaultTolerantLane:
 class FaultTolerantLanes:
     """The lanes of one fault-tolerant Env."""
 
-    def __init__(self, name: str, lanes: Sequence[Lane], step: Step, first: NDArray) -> None:
-        self._name, self.failures = name, list[Failure]()
+    def __init__(self, name: str, lanes: Sequence[Lane], step: Step, first: NDArray, *, part: bool = False) -> None:
+        """`part`: of an Env that has lanes in other processes too."""
+        self._name, self._part, self.failures = name, part, list[Failure]()
         self.lanes = [FaultTolerantLane(lane, index, first[index], self.failures) for index, lane in enumerate(lanes)]
         self._floats = [values.reshape(-1) for values in (step.next_obs, step.reward) if values.dtype != np.uint8]
         self._all_valid = True  # in the last step
@@ -102,8 +103,8 @@ class FaultTolerantLanes:
         return replace(step, failures=failures)
 
     def require_a_lane(self) -> None:
-        """Raise if every lane was given up."""
-        if all(lane.given_up for lane in self.lanes):
+        """Raise if every lane of the Env was given up."""
+        if not self._part and all(lane.given_up for lane in self.lanes):
             raise EnvError(f"no lane of {self._name} is left: {self.failures[-1].report}", "quarantine")
 
     def _fail_not_finite(self, step: Step) -> None:

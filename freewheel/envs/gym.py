@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -22,7 +23,7 @@ from freewheel.envs.family import EnvConfig, FamilyFlags, Rendering, WorldFamily
 from freewheel.envs.lane import close_env, raised
 from freewheel.envs.legacy import OldGym, is_old
 from freewheel.envs.loop import GymLoop, GymSingle
-from freewheel.envs.processes import GymProcesses, in_processes
+from freewheel.envs.processes import LaneProcesses
 from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, Range, SetupError, UsageError, check_ranges, cut, nearest, text_of
 from freewheel.files import own_folders
@@ -30,7 +31,7 @@ from freewheel.registry import importable, is_file, own_file, own_module, packag
 from freewheel.rollout import probe, whereabouts
 from freewheel.rollout.factory import Timeouts
 
-__all__ = ["GymConfig", "GymLoop", "GymProcesses", "GymSingle", "GymVector"]
+__all__ = ["GymConfig", "GymLoop", "GymSingle", "GymVector", "LaneProcesses"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +121,7 @@ class GymConfig(GymOptions):
         """An Env of these lanes. Only single envs can be fault-tolerant, because a vector env cannot reset one lane after a
         failure. `render_mode` applies to the first lane."""
         if processes:
-            env = in_processes(self.open, self.label, lanes, self.measures, self.timeouts)
-            env.fault_tolerant = fault_tolerant
-            return env
+            return LaneProcesses(partial(self._part, fault_tolerant), self.label, lanes, self.timeouts)
         if render_mode is None and (vector := self._vector(len(lanes))) is not None:
             return GymVector(vector, self.label, self.measures, wary=fault_tolerant)
         with ExitStack() as undo:
@@ -139,6 +138,12 @@ class GymConfig(GymOptions):
                 loop = GymLoop(envs, self.label, lanes, self.measures, fault_tolerant=fault_tolerant)
             undo.pop_all()
         return loop
+
+    def _part(self, fault_tolerant: bool, lane: int) -> GymLoop:
+        """One of several lanes, in a process of its own."""
+        probe.constructing(lane)
+        envs, lanes = [self.open(lane)], range(lane, lane + 1)
+        return GymLoop(envs, self.label, lanes, self.measures, fault_tolerant=fault_tolerant, part=True)
 
     def rendering(self) -> Rendering:
         """How the environment can be shown."""

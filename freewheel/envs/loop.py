@@ -31,7 +31,9 @@ class GymLoop:
         measures: tuple[str, ...] = (),
         *,
         fault_tolerant: bool = False,
+        part: bool = False,
     ) -> None:
+        """`part`: other processes have lanes of the same Env, which goes on if none is left here."""
         who = [f"lane {lane} of {name}" for lane in lanes]
         layout = survey(envs[0], who[0])
         self._spec = layout.spec(name, len(envs), measures)
@@ -41,7 +43,8 @@ class GymLoop:
         rows = map(LaneBuffers, self._first, step.next_obs, step.measures)
         parts = zip(envs, who, rows, lanes, strict=True)
         self._lanes = [Lane(env, own, layout, measures, row, number) for env, own, row, number in parts]
-        self._tolerant = FaultTolerantLanes(name, self._lanes, step, self._first) if fault_tolerant else None
+        tolerant = FaultTolerantLanes(name, self._lanes, step, self._first, part=part) if fault_tolerant else None
+        self._tolerant, self.actions = tolerant, layout.action
         self._steppers: Sequence[Lane | FaultTolerantLane] = self._tolerant.lanes if self._tolerant else self._lanes
         self._ended: Sequence[Lane | FaultTolerantLane] = self._steppers  # whose next episode has not begun
         self._advance = [stepper.step for stepper in self._steppers]

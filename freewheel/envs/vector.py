@@ -31,7 +31,6 @@ class GymVector:
         vector: VectorEnv[Any, Any, Any],
         name: str,
         measures: tuple[str, ...] = (),
-        layout: Layout | None = None,
         *,
         wary: bool = False,
     ) -> None:
@@ -40,7 +39,7 @@ class GymVector:
         if mode is None:
             raise SetupError(f"{name} does not define its autoreset mode: set metadata['autoreset_mode'] in its class")
         self._mode = AutoresetMode(mode)
-        layout = layout or self._survey()
+        layout = self._survey()
         self._spec = self._with_contexts(layout.spec(name, vector.num_envs, measures))
         self._context: dict[str, NDArray] = {}  # reset options
         self._encode = layout.action.encoder()
@@ -111,10 +110,10 @@ class GymVector:
 
     def step(self, action: NDArray) -> Step:
         with self._errors_in("step"):
-            reset_ns = self._convert(*self._vector.step(self._encode(action)))
+            self._convert(*self._vector.step(self._encode(action)))
             if self._wary:
                 self._check_finite()
-        return replace(self._step, reset_ns=reset_ns) if reset_ns else self._step
+        return self._step
 
     def autoreset(self) -> NDArray:
         if self._mode is AutoresetMode.DISABLED and self._ended.any():
@@ -127,9 +126,9 @@ class GymVector:
 
     def _convert(
         self, observation: Any, reward: NDArray, terminated: NDArray, truncated: NDArray, info: Mapping[str, Any]
-    ) -> int:
-        """Write an answer as rows; returns the ns spent on resets."""
-        step, final, reset_ns = self._step, info, 0
+    ) -> None:
+        """Write an answer as rows."""
+        step, final = self._step, info
         self._rows.put(observation, info)
         np.copyto(step.next_obs, self._obs)
         np.copyto(step.reward, reward, casting="same_kind")
@@ -143,10 +142,8 @@ class GymVector:
             final = info.get("final_info", {})
             self._some.put(info["final_obs"], final)
             np.copyto(step.next_obs, self._some.out, where=over[:, None])
-            reset_ns = int(np.max(info.get("reset_ns", 0)))
         self._measure(final, over)
         self._ended[:] = over
-        return reset_ns
 
     def _check_finite(self) -> None:
         """Raise if a value is not finite, before the row is returned."""

@@ -209,13 +209,11 @@ class Layout:
 
     observation: Observations
     action: Actions
-    raw: Layout | None = None  # of the env itself, where its observations arrive flattened
     #: EnvSpec.bounds; not kept beside the weights
     bounds: NDArray | None = field(default=None, compare=False, repr=False)
 
     def spec(self, name: str, lanes: int, measures: tuple[str, ...]) -> EnvSpec:
-        own = self.raw or self
-        columns = own.observation
+        columns = self.observation
         context = next((part for part in columns.slices if part.name == CONTEXT), None)
         return EnvSpec(
             name=name,
@@ -226,15 +224,9 @@ class Layout:
             action=self.action.spec,
             measures=measures,
             context=context.stop - context.start if context else 0,
-            layout=own.to_json(),
-            bounds=own.bounds,
+            layout=self.to_json(),
+            bounds=self.bounds,
         )
-
-    def flattened(self) -> Layout:
-        """The same columns for observations that are flat already."""
-        columns = self.observation
-        flat = Part((), "copy", f"{columns.size} columns", (columns.size,), 0, columns.size, columns.dtype)
-        return Layout(Observations(columns.dtype, (flat,)), self.action, raw=self)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; empty where a key of a Dict space is neither text nor a whole number."""

@@ -119,6 +119,11 @@ class Plan:
         return 1 if self.worker_config is None else self.worker_config.worker_count
 
     @property
+    def env_processes(self) -> int:
+        """The number of processes that step environments, besides the trainer; 0: it steps them itself."""
+        return 0 if self.spec.batched_on_device else self.config.collector.env_processes
+
+    @property
     def worker_config(self) -> WorkersConfig | None:
         """The numbers of workers and of their envs; None if there are no worker processes, as with a batched simulator."""
         collect = self.config.collector
@@ -163,22 +168,20 @@ class Plan:
     @property
     def worker_spec(self) -> WorkerSpec:
         """Settings of worker processes."""
-        env = self.config.env
-        nice = NICE if self.yields == "workers" else 0
+        env, nice = self.config.env, NICE if self.yields == "workers" else 0
         return WorkerSpec(timeouts=env.timeouts, modules=imported_by_workers(env), nice=nice, turns=self.turns)
 
     @property
     def setup(self) -> Setup:
         """What decides which targets the run can reach."""
         learner, spec, run, workers = self.config.learner, self.learner_spec, self.config.run, self.worker_config
-        apart = getattr(self.config.collector, "placement", "inline") == "processes"  # lockstep
         replay = learner if isinstance(learner, ReplayConfig) else None
         rows = None if self.batch.episodes is not None else float(self.batch.rows)
         kept = None if replay is None else replay.rows_kept(spec)
         return Setup(
             mode=self.config.mode,
             algo=self.config.algo,
-            workers=self.spec.lanes if apart else self.workers,
+            workers=self.env_processes or 1,
             in_turn=workers is None and not self.spec.batched_on_device,
             cores=self.cores,
             device=self.device,
@@ -299,7 +302,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
         fitted.append(f"--threads {threads}: there are {usable_cores()} cores, so {usable_cores()} are used")
     if not config.collector.elsewhere:
         require_room(cost, spec.lanes, planned.workers)
-        check_machine(config, spec, planned.workers)
+        check_machine(config, planned.env_processes)
     check_learner(config, planned.learner_spec, [Need(spec.lanes, "envs", cost.memory, "--num-envs")])
     _check_weights(config, policy, init)
     planned = keeping_up(planned, lighter(given, config))

@@ -17,8 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import connection, context, forkserver, resource_tracker, util
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing import connection, forkserver, resource_tracker, util
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ import psutil
 from freewheel.errors import SetupError
 from freewheel.files import own_folders
 from freewheel.files.output import keep_printing_harmless
+from freewheel.transport._multiprocessing import has_temporary_folder, server_pid, tracker_pid
 from freewheel.transport.clock import Limit, clock
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
@@ -44,7 +45,6 @@ SERVES_LIMIT = PRELOAD_LIMIT + 40.0  # seconds for its own imports and those tha
 ORPHANED = 255  # the exit code if the forkserver has died: the process may still run
 TOLD = 1.0  # seconds within which a forkserver says that a process has ended; one that does not has been stopped
 KILLED = 10.0  # seconds within which the kernel ends a process that was killed, on a busy machine
-LONGEST = 1500  # characters of a part of a report: in all fewer than a pipe takes at once
 _temporary: dict[str, int] = {}  # which process made a folder of temporary files
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
 _orphans: list[psutil.Process] = []  # what workers of servers that were killed have started: nothing else leads there
@@ -69,7 +69,7 @@ def for_server() -> dict[str, str]:
 
 def _own_temporary() -> str:
     """The folder of temporary files of this process, which goes with it; "" if it has that of the process it was forked from."""
-    if vars(multiprocessing.current_process())["_config"].get("tempdir") is None:
+    if not has_temporary_folder():
         _temporary[util.get_temp_dir()] = os.getpid()
     folder = util.get_temp_dir()
     return folder if _temporary.get(folder) == os.getpid() else ""
@@ -116,7 +116,7 @@ def wait_until_it_serves() -> None:
     limit = Limit(SERVES_LIMIT)
     while True:
         try:
-            status = Path(f"/proc/{_server()}/status").read_text()
+            status = Path(f"/proc/{server_pid()}/status").read_text()
         except OSError:  # it has ended, or there is no /proc
             return
         words = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -130,7 +130,7 @@ def wait_until_it_serves() -> None:
 
 def kill() -> None:
     """Kill the server; the next start of a process starts another."""
-    pid = _server()
+    pid = server_pid()
     if pid is not None:
         _orphans.extend(_descendants(pid))
         with suppress(ProcessLookupError):
@@ -139,18 +139,12 @@ def kill() -> None:
 
 def helpers() -> set[int]:
     """The server, and the process that multiprocessing starts beside it."""
-    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    return {pid for pid in (_server(), tracker) if pid is not None}
-
-
-def _server() -> int | None:
-    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    return pid
+    return {pid for pid in (server_pid(), tracker_pid()) if pid is not None}
 
 
 def _continue_server() -> None:
     """Let the server go on if it alone was stopped: without it no process starts, and nobody learns that one has ended."""
-    pid = _server()
+    pid = server_pid()
     with suppress(OSError):
         if pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1] == ["T"]:
             os.kill(pid, signal.SIGCONT)
@@ -407,41 +401,3 @@ def _reaped(pid: int) -> bool:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
         return True
-
-
-class _Errors:
-    """A queue of reports without a lock: each is written at once, because it is short."""
-
-    def __init__(self) -> None:
-        self._reader, self._writer = connection.Pipe(duplex=False)
-
-    def put(self, error: tuple[int, Any, Any, str]) -> None:
-        lane, kind, value, trace = error
-        self._writer.send((lane, kind, str(value)[:LONGEST], trace[-LONGEST:]))
-
-    def get(self) -> Any:
-        return self._reader.recv()
-
-
-class _Unlocked:
-    """An array that only one process at a time uses."""
-
-    def __init__(self, array: Any) -> None:
-        self._array = array
-
-    def get_obj(self) -> Any:
-        return self._array
-
-
-class _Nameless(ForkServerContext):
-    """What AsyncVectorEnv uses of multiprocessing, without semaphores: their names would stay in /dev/shm if all is killed."""
-
-    def Queue(self, maxsize: int = 0) -> Any:  # noqa: N802 - the name in multiprocessing
-        return _Errors()
-
-    def Array(self, typecode_or_type: Any, size_or_initializer: Any, *, lock: Any = True) -> Any:  # noqa: N802
-        return _Unlocked(self.RawArray(typecode_or_type, size_or_initializer))
-
-
-NAMELESS = "freewheel-nameless"  # AsyncVectorEnv takes a context by its name
-vars(context)["_concrete_contexts"][NAMELESS] = _Nameless()

@@ -7,7 +7,6 @@ A module that raises, ends or takes too long is left out: a worker will meet it 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import faulthandler
@@ -18,7 +17,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 import time
 import warnings
 
@@ -26,6 +24,7 @@ import numpy as np
 import psutil
 
 from freewheel.policies.spec import HEADS
+from freewheel.transport._multiprocessing import before_threads_end
 from freewheel.transport.forkserver import PRELOADED, TEMPORARY
 
 HARD = 1.0  # seconds beyond the limit
@@ -53,8 +52,7 @@ def _adopt() -> None:
 
     with contextlib.suppress(OSError, AttributeError):  # not on Linux
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-    # An atexit handler would come after all threads have ended.
-    getattr(threading, "_register_atexit", atexit.register)(kill_all)
+    before_threads_end(kill_all)
     warnings.filterwarnings("ignore", "forkserver: waitpid returned unexpected pid")
 
 

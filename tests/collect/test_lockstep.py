@@ -95,6 +95,13 @@ def test_a_given_placement_is_used_without_a_measurement(
     assert calls == [(4, processes)]
 
 
+def test_it_says_how_many_processes_step_environments() -> None:
+    assert LockstepConfig(4, "processes").env_processes == 4
+    assert LockstepConfig(4, "inline").env_processes == SequentialConfig(4).env_processes == 0
+    assert LockstepConfig(4, "processes").plan_line() == "4 envs, a process each"
+    assert LockstepConfig(4, "inline").plan_line() == "4 envs in this process"
+
+
 @pytest.mark.parametrize(
     ("wall", "cpu", "cores", "pays"),
     [

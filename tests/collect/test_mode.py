@@ -139,7 +139,7 @@ def test_a_plan_keeps_the_given_numbers_and_chooses_the_rest(
     config = ContinuousConfig(**given)
     planned = config.planned(cost)
     assert (planned.workers, planned.envs_per_worker, planned.num_envs) == plan
-    assert planned.worker_count == plan[0]
+    assert planned.worker_count == planned.env_processes == plan[0]
     assert planned.planned(SLEEPING) == planned, "planning again changes nothing"
 
 

@@ -149,16 +149,6 @@ def test_an_end_is_shown_as_often_as_asked_for(mode: AutoresetMode) -> None:
     assert end.next_obs.tolist() == [[2], [102]]
 
 
-def test_resets_within_a_step_are_timed_as_the_vector_env_says() -> None:
-    class Timed(CounterVector):
-        def info(self) -> dict[str, Any]:
-            return {**super().info(), "reset_ns": np.array([30, 70])}
-
-    env = GymVector(Timed(AutoresetMode.SAME_STEP), "Counters")
-    env.reset(SEEDS)
-    assert [env.step(ZEROS).reset_ns for _ in range(4)] == [0, 70, 70, 70]
-
-
 def test_a_vector_env_is_told_the_table_at_every_reset() -> None:
     check_env(lambda lanes: GymVector(ToldVector(len(lanes)), "Told"), steps=40)
     with pytest.raises(AssertionError, match=r"shows the contexts \[\[.*, its episodes have \[\["):

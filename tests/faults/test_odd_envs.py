@@ -91,10 +91,11 @@ def test_a_process_reports_it(how: str) -> None:
 
 
 def test_a_close_that_raises_in_processes_is_told_once() -> None:
-    with pytest.warns(RuntimeWarning, match=re.escape(IN_CLOSE)) as told:
-        env = world("close").make(range(2), processes=True)
-    assert len(told) == 1
+    env = world("close").make(range(2), processes=True)
     env.reset([training_episodes(0, lane) for lane in range(2)])
     assert env.step(np.zeros(2, np.int64)).valid.all()
+    with pytest.warns(RuntimeWarning, match=re.escape(IN_CLOSE)) as told:
+        env.close()
+    assert len(told) == 1
     with warnings.catch_warnings(action="error"):
         env.close()

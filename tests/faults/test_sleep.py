@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
+from freewheel.transport._multiprocessing import server_pid
 from tests.support.chaos import MODES, kill, trial, world
 from tests.support.places import LONG
 from tests.support.trainers import command, family, has_logged, wait_until
@@ -116,6 +116,6 @@ def test_workers_that_were_all_stopped_are_all_replaced(mode: str) -> None:
 def test_a_forkserver_that_was_stopped_delays_no_replacement(mode: str) -> None:
     with trial(world("Certified"), mode, workers=3, num_envs=3) as on:
         on.wait_for_workers()
-        psutil.Process(forkserver._forkserver._forkserver_pid).suspend()  # type: ignore[attr-defined]
+        psutil.Process(server_pid()).suspend()
         assert kill(on.supervisor.slots[1], [])
         on.run(lambda: on.audit.incarnations().get(1, 0) > 0)

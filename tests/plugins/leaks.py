@@ -12,11 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import psutil
 import pytest
+
+from freewheel.transport._multiprocessing import kept_descriptors
 
 #: Every process started from here carries this, so that orphans are found too.
 MARK, RUN = "FREEWHEEL_TEST_RUN", f"{os.getpid()}-{time.time_ns()}"
@@ -115,10 +116,7 @@ def command_of(process: psutil.Process) -> str:
 
 def open_descriptors() -> Counter[str]:
     """What this process holds open, apart from what multiprocessing keeps for its helpers and its heap."""
-    kept = {
-        getattr(forkserver._forkserver, "_forkserver_alive_fd", None),
-        getattr(resource_tracker._resource_tracker, "_fd", None),
-    }
+    kept = kept_descriptors()
     targets: Counter[str] = Counter()
     for number in os.listdir("/proc/self/fd"):
         try:

@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,25 @@ def test_auto_changes_workers_and_not_the_rows(tmp_path: Path, costs: Any, mode:
         found.append(planned(tmp_path, mode=mode))
     assert {one.batch.rows for one in found} == {2048}
     assert len({one.workers for one in found}) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "processes", "setup"),
+    [
+        ({"mode": "sequential"}, 0, 1),
+        ({"mode": "lockstep", "placement": "inline"}, 0, 1),
+        ({"mode": "lockstep", "placement": "processes", "num_envs": 6}, 6, 6),
+        ({"mode": "continuous", "workers": 3}, 3, 3),
+    ],
+)
+def test_it_says_how_many_processes_step_environments(
+    tmp_path: Path, costs: Any, options: dict[str, Any], processes: int, setup: int
+) -> None:
+    costs(COMPUTING)
+    found = planned(tmp_path, **options)
+    assert (found.env_processes, found.setup.workers) == (processes, setup)
+    simulation = replace(found, spec=replace(found.spec, batched_on_device=True))
+    assert simulation.env_processes == 0
 
 
 @pytest.mark.parametrize(

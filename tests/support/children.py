@@ -18,6 +18,7 @@ import numpy as np
 from freewheel.core import Snapshot
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import Tally
+from freewheel.transport.barrier import Line
 from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.memory import Mailbox, SharedArrays
 from freewheel.transport.shm.permits import SharedPermits
@@ -253,3 +254,31 @@ ENDS: dict[str, Callable[[], None]] = {
     "stop": partial(_send, signal.SIGSTOP),
     "stop in wait": partial(_send, signal.SIGSTOP),
 }
+
+
+def answer_at_barrier(line: Line, heartbeats: Heartbeats, number: int, first: str) -> None:
+    """Answers with its number and what it was asked; of special words it does something else."""
+    line.send(first)
+    count = 0
+    while True:
+        heartbeats.enter(number, WAIT)
+        asked = line.receive()
+        heartbeats.enter(number, STEP)
+        count += 1
+        match asked:
+            case None if number:
+                line.send(count)
+            case None:
+                line.wake()
+            case ("close",):
+                line.send(f"closed {number}")
+                return
+            case "die":
+                os._exit(5)
+            case "reset for ever":
+                heartbeats.enter(number, RESET)
+                hang()
+            case "hang":
+                hang()
+            case _:
+                line.send((number, asked))

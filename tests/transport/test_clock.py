@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from multiprocessing import forkserver as server
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ import pytest
 
 import freewheel
 from freewheel.transport import clock as module
+from freewheel.transport._multiprocessing import server_pid
 from freewheel.transport.clock import GAP, RETURN, Clock, Limit, Pause
 from freewheel.transport.workers.heartbeats import STEP, Heartbeats, Stragglers
 from tests.support import children
@@ -153,7 +153,8 @@ def test_nobody_is_called_slow_because_of_a_pause(monkeypatch: pytest.MonkeyPatc
 
 def test_a_server_that_alone_was_stopped_goes_on(start: Start, pipe: Pipe) -> None:
     ours, theirs = pipe
-    pid = server._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    pid = server_pid()
+    assert pid is not None
     with module.clock:
         os.kill(pid, signal.SIGSTOP)
         start(children.describe, theirs)

@@ -91,7 +91,7 @@ def test_the_server_ends_with_its_parent_whatever_a_module_has_left_in_it(tmp_pa
     lines = ("import atexit, os, threading, time", "def for_ever():", "    while True: time.sleep(1.0)")
     only_there = f"if 'multiprocessing.forkserver' in ' '.join(__import__('sys').orig_argv): {left}"
     (tmp_path / "lingers.py").write_text("\n".join((*lines, only_there)))
-    first = "forkserver.prepare(['lingers']); print(forkserver._server())"
+    first = "forkserver.prepare(['lingers']); print(forkserver.server_pid())"
     server = psutil.Process(int(run(tmp_path, first)[1]))
     wait_until(lambda: not alive(server))
 

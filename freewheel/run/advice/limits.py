@@ -1,4 +1,4 @@
-"""Whether this machine can hold a run, by arithmetic before anything is started: memory, time, files, processes, /dev/shm."""
+"""Whether this machine can hold a run, by arithmetic before anything is started: memory, time, files, processes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from pathlib import Path
 
 import psutil
 
-from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import WORKER_MEMORY, WorkersConfig
 from freewheel.config.resolve import Config
-from freewheel.core import BatchSpec, EnvSpec
+from freewheel.core import BatchSpec
 from freewheel.errors import SetupError, UsageError
-from freewheel.files.memory import Need, in_words, require_memory
+from freewheel.files.memory import Need, require_memory
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicySpec
 
@@ -28,7 +27,6 @@ DAY = 86_400.0
 DESCRIPTORS = 4  # that the trainer holds for each process with environments ...
 SPARE = 40  # ... and besides: files, libraries, processes that evaluate
 SPARE_PROCESSES = 8  # the server that forks, the survey, processes that evaluate, threads
-SHARED = Path("/dev/shm")
 
 
 def check_sizes(config: Config) -> None:
@@ -77,18 +75,13 @@ def _drawn(hidden: Sequence[int]) -> Iterator[float]:
         yield 2 * 4 * low * low * (high - low / 3)
 
 
-def check_machine(config: Config, spec: EnvSpec, workers: int) -> None:
-    """SetupError if so many processes cannot be started here: descriptors, processes, shared memory."""
-    collector = config.collector
-    lanes_have_processes = isinstance(collector, LockstepConfig) and collector.placement == "processes"
-    processes = spec.lanes if lanes_have_processes else workers
-    if not (lanes_have_processes or isinstance(collector, WorkersConfig)) or spec.batched_on_device:
+def check_machine(config: Config, processes: int) -> None:
+    """SetupError if so many processes with environments cannot be started here: descriptors, processes."""
+    if not processes:
         return
-    option = "--num-envs" if lanes_have_processes else "--workers"
+    option = "--workers" if isinstance(config.collector, WorkersConfig) else "--num-envs"
     _check_descriptors(processes, option)
     _check_processes(processes, option)
-    if lanes_have_processes:
-        _check_shared_memory(spec)
 
 
 def _given(config: Config) -> tuple[int, int]:
@@ -154,19 +147,3 @@ def _running() -> int:
             if process.uids().real == os.getuid():
                 count += process.num_threads()
     return count
-
-
-def _check_shared_memory(spec: EnvSpec) -> None:
-    """Observations of lanes in processes of their own lie in /dev/shm, and so do the locks between them."""
-    try:
-        found = os.statvfs(SHARED)
-    except OSError as error:
-        raise SetupError(f"--placement processes needs {SHARED}: {error.strerror}; use --placement inline") from None
-    each = spec.obs_size * (1 if spec.obs_dtype == "uint8" else 4) + 3 * resource.getpagesize()
-    free, need = found.f_bavail * found.f_frsize, spec.lanes * each
-    if need > free:
-        arithmetic = (
-            f"{spec.lanes:,} envs x {in_words(each)} = {in_words(need)}, but {in_words(free)} are free in {SHARED}"
-        )
-        remedy = "use --placement inline or fewer envs, or enlarge it (docker run --shm-size 1g)"
-        raise SetupError(f"{arithmetic}: {remedy}")

@@ -31,8 +31,7 @@ def way_of(planned: Plan) -> Way | None:
     if planned.spec.batched_on_device:
         return None
     if isinstance(config.collector, SerialConfig):
-        apart = getattr(config.collector, "placement", "inline") == "processes"
-        return Way(kind="barrier" if apart else "serial", workers=1, lanes=lanes, steps=steps)
+        return Way(kind="barrier" if planned.env_processes else "serial", workers=1, lanes=lanes, steps=steps)
     if not isinstance(config.collector, WorkersConfig) or not (mode.whole_batches or mode.free_running):
         return None
     return Way(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 
-from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import WORKER_MEMORY
 from freewheel.core import Collector, Env, EvaluatingCollector
 from freewheel.errors import SetupError
@@ -37,10 +36,7 @@ def _cost(plan: Plan) -> Cost:
 
 def _in_processes(plan: Plan) -> bool:
     """Whether environments are played in processes of their own, as in training."""
-    mode = plan.config.collector
-    return plan.worker_config is not None or (
-        isinstance(mode, LockstepConfig) and mode.placement == "processes" and not plan.spec.batched_on_device
-    )
+    return plan.env_processes > 0
 
 
 @contextmanager

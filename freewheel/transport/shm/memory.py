@@ -51,6 +51,16 @@ class SharedArrays:
         each = math.prod(self.fields[name][0][1:])
         return self.numbers[name][worker * each : (worker + 1) * each]
 
+    @property
+    def path(self) -> str:
+        """Where a child process that runs already can open it, while this process has it."""
+        return f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    @classmethod
+    def opened(cls, fields: Fields, path: str) -> SharedArrays:
+        """The arrays of another process, by its fields and path."""
+        return cls(fields, descriptor=os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach, (self.fields, reduction.DupFd(self._descriptor))
 

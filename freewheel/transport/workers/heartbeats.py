@@ -117,8 +117,14 @@ class Heartbeats:
         phase, seed = PHASES[memory["phase"][worker]], int(memory["seed"][worker, lane])
         if phase == "wait" or (seed == UNKNOWN and phase != "construct") or not self._name:
             return ""
-        step = int(memory["steps"][worker] - memory["before"][worker, lane]) + 1
-        return f"{call_of(phase, seed, step)} (lane {worker * self._lanes + lane} of {self._name})"
+        return f"{call_of(phase, seed, self.step(worker))} (lane {worker * self._lanes + lane} of {self._name})"
+
+    def step(self, worker: int) -> int:
+        """Which step of its episode a worker makes, or makes next; 0 in a reset."""
+        memory, lane = self.memory, int(self.memory["lane"][worker])
+        if memory["phase"][worker] == RESET:
+            return 0
+        return int(memory["steps"][worker] - memory["before"][worker, lane]) + 1
 
     def _age(self, since: NDArray) -> NDArray:
         now = time.monotonic_ns() * 1e-9

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import nullcontext
-from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,16 +33,16 @@ def limited(monkeypatch: pytest.MonkeyPatch, which: int, soft: int, hard: int) -
 def test_too_few_open_files_for_the_processes(config: Config, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, resource.RLIMIT_NOFILE, 64, 64)
     with pytest.raises(SetupError, match=r"^40 processes x 4 \+ \d+ = \d+ open files, but ulimit -n allows 64: use .*"):
-        limits.check_machine(config, WORLD, 40)
+        limits.check_machine(config, 40)
     limited(monkeypatch, resource.RLIMIT_NOFILE, 150, 150)
     with pytest.raises(SetupError, match=rf"use {option} \d+ or less, or a higher limit \(ulimit -n \d+\)"):
-        limits.check_machine(config, WORLD, 40)
-    limits.check_machine(INLINE, WORLD, 1)
+        limits.check_machine(config, 40)
+    limits.check_machine(INLINE, INLINE.collector.env_processes)
 
 
 def test_a_soft_limit_is_raised_where_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = limited(monkeypatch, resource.RLIMIT_NOFILE, 64, 4096)
-    limits.check_machine(WORKERS, WORLD, 40)
+    limits.check_machine(WORKERS, 40)
     assert calls == [(resource.RLIMIT_NOFILE, (4096, 4096))]
 
 
@@ -56,32 +54,14 @@ def test_too_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         "--workers is too much for ulimit -u: 48 more processes, and 70 are running of 100 allowed; use 22 or less"
     )
     with pytest.raises(SetupError, match=message):
-        limits.check_machine(WORKERS, WORLD, 40)
+        limits.check_machine(WORKERS, 40)
     monkeypatch.setattr(limits, "_running", lambda: 10)
-    limits.check_machine(WORKERS, WORLD, 40)
+    limits.check_machine(WORKERS, 40)
     assert limits._running() == 10
 
 
 def test_the_processes_of_this_user_are_counted() -> None:
     assert limits._running() >= 1
-
-
-def test_a_tiny_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures = replace(WORLD, obs_size=84 * 84 * 4, obs_dtype="uint8")
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=16, f_frsize=os.sysconf("SC_PAGESIZE")))
-    with pytest.raises(
-        SetupError, match=r"^40 envs x .* = 1\.5 MB, but 64 KB are free in /dev/shm: use --placement inline"
-    ):
-        limits.check_machine(LANES, pictures, 1)
-    limits.check_machine(WORKERS, pictures, 40)  # their memory has no name, and is not there
-
-
-def test_no_dev_shm_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SHARED", limits.SHARED / "nowhere")
-    with pytest.raises(
-        SetupError, match=r"--placement processes needs .*: No such file or directory; use --placement inline"
-    ):
-        limits.check_machine(LANES, WORLD, 1)
 
 
 @pytest.mark.parametrize(

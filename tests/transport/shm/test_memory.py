@@ -110,3 +110,11 @@ def test_too_little_memory_is_a_setup_error(monkeypatch: pytest.MonkeyPatch) -> 
         require_memory(8 * 2**30 + 1, "a queue")
     (line,) = str(refusal.value).splitlines()
     assert line.startswith("a queue needs 8.0 GB of memory but 10.0 GB are free; use a smaller --max-queue-size")
+
+
+def test_a_process_that_runs_already_opens_it_by_its_path() -> None:
+    with closing(SharedArrays({"words": ((2,), "i8")})) as memory:
+        with closing(SharedArrays.opened(memory.fields, memory.path)) as again:
+            again["words"][1] = 5
+        assert memory["words"].tolist() == [0, 5]
+    assert ours() == 0

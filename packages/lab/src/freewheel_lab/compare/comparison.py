@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import WORKER_MEMORY
 from freewheel.errors import FileError, MeasureError, UsageError
 from freewheel.rollout.probe import usable_cores
@@ -366,7 +367,7 @@ class Workers:
 def _kind(case: Case) -> Kind | None:
     """How a mode collects with several workers; None: it has none."""
     assert case.plan is not None, "it takes the run"
-    if hasattr(case.plan.config.collector, "placement"):
+    if isinstance(case.plan.config.collector, LockstepConfig):
         return "barrier"
     way = way_of(case.plan)
     return way.kind if way is not None and case.plan.worker_config is not None else None

@@ -306,9 +306,7 @@ def at_once(planned: Plan) -> int:
     cost = planned.cost
     if cost is None:
         return max(1, usable_cores() // planned.workers)
-    lockstep = planned.worker_config is None and getattr(planned.config.collector, "placement", "") == "processes"
-    processes = planned.spec.lanes if lockstep else planned.workers
-    fits = int(usable_cores() / max(LEAST_CORES, processes * min(1.0, cost.duty)))
+    fits = int(usable_cores() / max(LEAST_CORES, max(1, planned.env_processes) * min(1.0, cost.duty)))
     memory = psutil.virtual_memory().available / max(1, planned.spec.lanes * cost.memory + RUN_MEMORY)
     return max(1, min(fits, int(memory)))
 

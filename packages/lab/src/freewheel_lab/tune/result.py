@@ -128,8 +128,7 @@ def lanes(one: Candidate) -> str:
     """Its workers and envs."""
     envs = one.plan.spec.lanes
     if one.plan.worker_config is None:
-        place = getattr(one.plan.config.collector, "placement", "")
-        return count(envs, "env") + (" in processes" if place == "processes" else "")
+        return count(envs, "env") + (" in processes" if one.plan.env_processes else "")
     return f"{count(one.plan.workers, 'worker')} x {envs // one.plan.workers}"
 
 

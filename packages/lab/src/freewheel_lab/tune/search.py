@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import Any
 
+from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import ENVS, MODES, WorkersConfig, memory_room
 from freewheel.collect.serial import SerialConfig
 from freewheel.config.resolve import Config
@@ -50,7 +51,7 @@ class Candidate:
             if config.fragment_steps(self.plan.batch) != usual.fragment_steps(self.plan.batch):
                 chosen["collection_batch_size"] = config.fragment_steps(self.plan.batch)
             return {"mode": self.mode, **chosen}
-        placed = {"placement": placement} if (placement := getattr(config, "placement", None)) else {}
+        placed = {"placement": config.placement} if isinstance(config, LockstepConfig) else {}
         return {"mode": self.mode, "num_envs": config.lanes, **placed}
 
     @property
@@ -63,12 +64,9 @@ class Candidate:
     def cost(self) -> tuple[float, ...]:
         """What to have little of, where the rates are as good: lag, fragments of unusual length, processes, and numbers of envs
         far from the usual ones, because what is learned depends on them."""
-        processes = self.plan.workers if self.plan.worker_config is not None else 0
-        if getattr(self.plan.config.collector, "placement", "") == "processes":
-            processes = self.plan.spec.lanes
         odd = "collection_batch_size" in self.options
         lanes = abs(log2(self.plan.spec.lanes / ENVS))
-        return (by_lag(self.mode), odd, round(self.forecast.lag, 1), processes, lanes)
+        return (by_lag(self.mode), odd, round(self.forecast.lag, 1), self.plan.env_processes, lanes)
 
 
 def fixed_options(config: Config) -> frozenset[str]:

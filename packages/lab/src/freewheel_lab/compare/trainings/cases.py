@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import MODES, WorkersConfig, divisor
 from freewheel.config import flags, resolve
 from freewheel.config.resolve import Config
@@ -146,7 +147,7 @@ class Case:
     def _dependencies(self) -> tuple[str, ...]:
         if self.plan is not None and self.plan.spec.batched_on_device:
             return () if self.synchronous else ("a thread for the simulation",)
-        if self.plan is not None and getattr(self.plan.config.collector, "placement", "") == "processes":
+        if self.plan is not None and self.plan.worker_config is None and self.plan.env_processes:
             return (*MODES[self.mode].dependencies, "a process for each env")
         return MODES[self.mode].dependencies
 
@@ -258,7 +259,7 @@ class _Planner:
             return self._without(mode, plan)
         if has_workers:
             own["workers"] = plan.workers
-        if hasattr(plan.config.collector, "placement"):  # two trainings could measure the env differently
+        if isinstance(plan.config.collector, LockstepConfig):  # two trainings could measure the env differently
             own["placement"] = plan.config.collector.placement
         limits = plan.config.run.limits
         own |= {name: "none" for name in ("minutes", "episodes") if getattr(limits, name) is not None}  # of a file

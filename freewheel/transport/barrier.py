@@ -1,0 +1,205 @@
+"""Processes that each step an environment and wait for each other: the barrier of lockstep.
+
+The parent wakes all of them, and waits until each has answered. Rows are in shared memory. A pipe in each direction carries one
+byte for a step, and values for what is rare: seeds, contexts, failures. Each process writes down which call of its environment it
+makes (heartbeats), so that the time limits hold for each call, and an error names the call. No process is replaced: one that dies
+or hangs ends them all.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from multiprocessing import Pipe, connection
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from time import monotonic
+from typing import Any
+
+from freewheel.errors import EnvError, SetupError
+from freewheel.rollout.factory import Timeouts
+from freewheel.rollout.whereabouts import ALL, LANE, LANES, SEEDS, STEP
+from freewheel.rollout.whereabouts import cells as here
+from freewheel.transport import forkserver
+from freewheel.transport.clock import LOOK, Limit, clock
+from freewheel.transport.workers import heartbeats as phase
+from freewheel.transport.workers.heartbeats import Heartbeats
+
+GRACE = 3.0  # seconds for environments to close when all is well
+SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, the same time again, then SIGKILL
+TELLS = 0.5  # seconds within which it is known which process has died
+WAKE, VALUE = b"\0", b"\1"
+
+
+class Line:
+    """One end of two pipes: a byte wakes the process at the other end, and a value may come with it."""
+
+    def __init__(self, receiver: Connection, sender: Connection) -> None:
+        self._receiver, self._sender = receiver, sender
+        self._from, self._to = receiver.fileno(), sender.fileno()
+        poller = select.poll()  # Connection.poll makes a selector at every call
+        poller.register(self._from, select.POLLIN)
+        self._poll = poller.poll
+
+    def wake(self) -> None:
+        os.write(self._to, WAKE)
+
+    def send(self, value: Any) -> None:
+        os.write(self._to, VALUE)
+        self._sender.send(value)
+
+    def wait(self, seconds: float) -> object:
+        """Whether there is something to receive, or the other end is gone."""
+        return self._poll(seconds * 1000)
+
+    def receive(self) -> Any:
+        """Waits to be woken. The value that was sent, or None; EOFError if the other end is gone."""
+        byte = os.read(self._from, 1)
+        if not byte:
+            raise EOFError
+        return None if byte == WAKE else self._receiver.recv()
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._sender.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Line, (self._receiver, self._sender)
+
+
+def line() -> tuple[Line, Line]:
+    """Both ends."""
+    (ours, to), (theirs, back) = Pipe(duplex=False), Pipe(duplex=False)
+    return Line(ours, back), Line(theirs, to)
+
+
+class Barrier:
+    """Processes that answer in time; otherwise an error names the lane, and all are ended. None is left after `close`."""
+
+    def __init__(self, who: Sequence[str], timeouts: Timeouts, where: Callable[[int], str]) -> None:
+        """`who`: the name of each lane. `where`: what a lane does, for errors."""
+        self._who, self._where = who, where
+        self._limits = (timeouts.construct, timeouts.reset, timeouts.step, timeouts.step)  # by phase
+        self._asked = 0.0  # when they were woken last
+        self._waiting = False  # for their answers
+        self.processes: list[ForkServerProcess] = []
+        self._lines: list[Line] = []
+        self._held = ExitStack()
+        self._held.enter_context(clock)
+        self._lifeline = forkserver.Lifeline()
+        self._held.callback(self._lifeline.close)
+        self.heartbeats = Heartbeats(len(who), 1)
+        self._held.callback(self.heartbeats.close)
+
+    def start(self, work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Run work(line, heartbeats, number, *arguments) in each; returns what they send first, when they are ready."""
+        try:
+            forkserver.prepare()
+            for number, own in enumerate(arguments):
+                ours, theirs = line()
+                self._lines.append(ours)
+                self.heartbeats.enter(number, phase.CONSTRUCT)
+                name = f"freewheel-env-{number}"
+                process = self._lifeline.process(work, theirs, self.heartbeats, number, *own, name=name)
+                try:
+                    forkserver.start(process)
+                finally:
+                    theirs.close()
+                self.processes.append(process)
+        except BaseException as error:
+            self.close(broken=True)
+            if isinstance(error, OSError):
+                raise SetupError(
+                    f"cannot start {len(arguments)} processes ({error}): use fewer environments"
+                ) from error
+            raise
+        return self._answers(lambda _: None)
+
+    def wake(self) -> list[Any]:
+        """What each process answers; None: it has nothing to say."""
+        return self._answers(Line.wake)
+
+    def ask(self, values: Sequence[Any]) -> list[Any]:
+        """Send each process its value; what each answers."""
+        waiting = iter(values)
+        return self._answers(lambda line: line.send(next(waiting)))
+
+    def _answers(self, begin: Callable[[Line], None]) -> list[Any]:
+        here[LANE] = ALL
+        self._asked, self._waiting = monotonic(), True
+        answers = list[Any]()
+        try:
+            for line in self._lines:
+                with suppress(BrokenPipeError):  # it does not answer either
+                    begin(line)
+            for number, line in enumerate(self._lines):
+                if not line.wait(LOOK):
+                    self._await(number)
+                answers.append(line.receive())
+        except (EOFError, ConnectionError):
+            raise self._lost(len(answers)) from None
+        self._waiting = False
+        return answers
+
+    def _await(self, number: int) -> None:
+        """Wait for a process that takes long. Which lane it is and what it does is written down for those who look at the run."""
+        while True:
+            late = self._late(number)
+            if late:
+                limit = self._limits[self.heartbeats.memory.numbers["phase"][late[0]]]
+                raise self._ended(late, f"did not answer within {limit:g} s")
+            self._show(number)
+            if self._lines[number].wait(LOOK):
+                return
+
+    def _late(self, first: int) -> list[int]:
+        """Those from this one on that have not answered, and are in a call for longer than it may take."""
+        late, memory = [], self.heartbeats.memory.numbers
+        for number in range(first, len(self._lines)):
+            since = max(self._asked, memory["since"][number] * 1e-9)
+            if clock.age(since) > self._limits[memory["phase"][number]] and not self._lines[number].wait(0.0):
+                late.append(number)
+        return late
+
+    def _show(self, number: int) -> None:
+        memory = self.heartbeats.memory.numbers
+        if memory["begun"][number] and number < LANES:
+            here[SEEDS + number] = memory["seed"][number]
+            here[STEP], here[LANE] = self.heartbeats.step(number), number
+
+    def _lost(self, number: int) -> EnvError:
+        """The pipe to this process is closed. Others may have died as well."""
+        sentinels = [process.sentinel for process in self.processes]
+        connection.wait([sentinels[number]], TELLS)
+        ready = connection.wait(sentinels, 0.0)
+        dead = [lane for lane, sentinel in enumerate(sentinels) if sentinel in ready] or [number]
+        return self._ended(dead, f"died (exit code {self.processes[dead[0]].exitcode})")
+
+    def _ended(self, lanes: Sequence[int], what: str) -> EnvError:
+        """End all processes because of these."""
+        others = f" and {len(lanes) - 1} more" if len(lanes) > 1 else ""
+        where = self._where(lanes[0])
+        self.close(broken=True)
+        return EnvError(f"{self._who[lanes[0]]}{others} {what} ({where})", "worker_death")
+
+    def close(self, *, broken: bool = False) -> list[Any]:
+        """End all; what each answers to "close", unless something is wrong with them."""
+        answers: list[Any] = []
+        broken = broken or self._waiting
+        for line in self._lines:
+            with suppress(OSError):
+                line.send(("close",))
+        grace = Limit(SHORT_GRACE if broken else GRACE)
+        for line in [] if broken else self._lines:
+            with suppress(EOFError, OSError):
+                if grace.wait(line.wait):
+                    answers.append(line.receive())
+        forkserver.end(self.processes, grace.left, SHORT_GRACE)
+        for line in self._lines:
+            line.close()
+        self._held.close()
+        self.processes, self._lines, self._waiting = [], [], False
+        self._where = str  # whoever gave it can be freed
+        return answers
