@@ -10,7 +10,7 @@ from typing import Annotated, Protocol, Self
 from freewheel.core import Auto, BatchSpec, Collector
 from freewheel.errors import Range, SetupError, UsageError, check_ranges
 from freewheel.files.memory import free_memory, in_words
-from freewheel.registry import Registry
+from freewheel.registry import Registry, with_defaults
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import EnvCost, usable_cores
 
@@ -61,6 +61,11 @@ class ModeConfig(Protocol):
     def remarks(self, cost: EnvCost) -> list[str]:
         """What the user should know about numbers that were given, or that `planned` chooses."""
         return []
+
+
+def make_collector(config: ModeConfig, factory: RunnerFactory, spec: CollectSpec) -> Collector:
+    """A collector, with all that the base has."""
+    return with_defaults(config.build(factory, spec), Collector)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from typing import Any, Self
 from freewheel.core import Collector, Executor, MakeExecutor
 from freewheel.files import disk
 from freewheel.metrics.meter import Meter
-from freewheel.metrics.workers import ObservedCollector, WorkerState, own_environments
+from freewheel.metrics.workers import WorkerState, own_environments
 from freewheel.rollout.whereabouts import SINCE, cells
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.evaluation.schedule import EvaluationSchedule
@@ -103,10 +103,10 @@ class LiveStatus:
         """A worker that has died since the last look was down meanwhile, and is shown so once, however soon it was replaced."""
         collector = self.collector
         states: Sequence[WorkerState] = ()
-        if isinstance(collector, ObservedCollector):
+        if collector is not None:
             with suppress(KeyError):  # its memory has just been freed
                 states = collector.workers()
-        elif collector is None and cells[SINCE]:
+        elif cells[SINCE]:
             states = [own_environments(pid=os.getpid())]
         rates = self._rates({state.worker: state.steps for state in states})
         before, self._deaths = self._deaths, {state.worker: state.deaths for state in states}
