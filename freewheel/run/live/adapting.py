@@ -76,5 +76,5 @@ def adapting(
     if workers is None or settings is None:
         return None
     found = Adapting(collector, settings, learner, planned.path, say)
-    found.begin(workers.lanes // workers.worker_count, getattr(options, "adapt_patience", 5), earlier)
+    found.begin(workers.numbers.envs_per_worker, getattr(options, "adapt_patience", 5), earlier)
     return found
