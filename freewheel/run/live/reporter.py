@@ -24,7 +24,19 @@ from freewheel.metrics.workers import WorkerState, own_environments
 from freewheel.rollout.whereabouts import SINCE, cells
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.evaluation.schedule import EvaluationSchedule
-from freewheel.run.live.status import FORMAT, STATUS, Evaluator, Learner, Part, Queue, Status, boot, waits_for_rows
+from freewheel.run.live.status import (
+    FORMAT,
+    STATUS,
+    Done,
+    Evaluator,
+    Learner,
+    Part,
+    Queue,
+    Stamp,
+    Status,
+    boot,
+    waits_for_rows,
+)
 from freewheel.transport.background import RepeatedCall
 
 EVERY = 1.0  # seconds between two
@@ -80,17 +92,13 @@ class LiveStatus:
         best = None if schedule is None else schedule.candidate
         return Status(
             format=FORMAT,
-            time=time.time(),
-            clock=time.monotonic(),
-            boot=boot(),
-            pid=os.getpid(),
+            stamp=Stamp(time=time.time(), clock=time.monotonic(), boot=boot(), pid=os.getpid()),
             run=self._path.name,
             env=self._env,
             wall_s=meter.wall_s,
             state=state,
             log_every=self._log_every,
-            **meter.done,
-            best_eval=None if best is None else best.score.mean,
+            done=Done(**meter.done, best_eval=None if best is None else best.score.mean),
             learner=self._learner(workers),
             queue=self._queue(),
             evaluator=_evaluator(schedule),
