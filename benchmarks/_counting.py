@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from freewheel.core import Array, Chunk, Metrics, RowCounts, Snapshot
+from freewheel.core import Array, Chunk, Learner, Metrics, RowCounts, Snapshot
 
 
-class Counting:
-    """Takes S rows an update, oldest version first, and publishes the same weights again. Implements core.Learner."""
+class Counting(Learner):
+    """Takes S rows an update, oldest version first, and publishes the same weights again."""
 
     def __init__(self, weights: Snapshot, rows: int, max_lag: int | None) -> None:
         self.version = 0

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from typing import Any, TypedDict, Unpack
 
     from freewheel.config.arguments import TrainOptions
-    from freewheel.core import Sink
     from freewheel.run.evaluation.episodes import Score
     from freewheel.run.hooks import Hook, Run
     from freewheel.run.policy import Policy
     from freewheel.run.schedule.replay import Replay
     from freewheel.run.trainer import Result
+    from freewheel.sinks.sink import Sink
 
     class Limits(TypedDict, total=False):
         """When a run ends: at the first of these; and whether code that its files name may be imported."""
@@ -71,7 +71,7 @@ def train(
     env        a Gymnasium id, "package.module:Factory", or a class or function that returns an environment
     quiet      print nothing
     hooks      your own code that is called during the run: objects like freewheel.Hook, or "package.module:Name"
-    sinks      where else metrics go: names of registered sinks, or objects like freewheel.core.Sink
+    sinks      where else metrics go: names of registered sinks, or objects like freewheel.sinks.sink.Sink
     options    options by name that have no type here: those of algorithms, modes and worlds of other packages
     trust      run code that the file of `config` names, though you have not written it
     arguments  all other options of `freewheel train --help`, with underscores: algo, mode, steps, minutes, episodes, seed,

@@ -1,4 +1,4 @@
-"""The values that flow through a run and the protocols that move them: read this first.
+"""The values that flow through a run and the bases of what moves them: read this first.
 
     env → Runner → Channel → Collector → Learner → Snapshot → Mailbox → Runner
 
@@ -17,10 +17,12 @@ Values are frozen, so a receiver may keep them. Arrays are numpy in CPU workers 
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +32,9 @@ from freewheel.errors import SetupError
 
 if TYPE_CHECKING:
     import torch
+
+    from freewheel.metrics.workers import WorkerState
+    from freewheel.pacing.control import Settings
 
     Array: TypeAlias = npt.NDArray[Any] | torch.Tensor
 else:
@@ -49,9 +54,6 @@ LEARNER_TIME = ("observe", "update", "fit", "rollout", "publish", "wait-data", "
 CAUSES = ("stale", "overflow", "nan", "shape", "env_error", "worker_death", "shutdown", "quarantine")
 NO_CONTEXT: NDArray = np.zeros((0, 0), np.float32)  # the table of a run without contexts
 MOST_CONTEXTS = 4096  # rows of a table that replaces the first one of a run
-
-
-# ----------------------------------------------------------------------------------------------------------- environments
 
 
 @dataclass(frozen=True)
@@ -113,16 +115,11 @@ class EnvSpec:
             return
         if self.context:
             raise SetupError(f"{self.name} takes contexts of {self.context} numbers, not {context.shape[1]}")
-        remedy = (
-            "all its lanes are one simulation, leave the contexts out"
-            if self.batched_on_device
-            else "it has to take options['context'] in reset() and show it as 'context' in a Dict observation "
-            "(a vector env options['contexts'], see envs/vector.py)"
-        )
+        single = "it has to take options['context'] in reset() and show it as 'context' in a Dict observation"
+        remedy = f"{single} (a vector env options['contexts'], see envs/vector.py)"
+        if self.batched_on_device:
+            remedy = "all its lanes are one simulation, leave the contexts out"
         raise SetupError(f"{self.name} does not take contexts: {remedy}")
-
-
-# ----------------------------------------------------------------------------------------------------------------- values
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +274,6 @@ class Played:
     context: NDArray  # [K, C] the table of contexts when it began
 
 
-# -------------------------------------------------------------------------------------------------------------- protocols
-
-
 class SeedStream(Protocol):
     """The seeds of one lane's episodes, in order; small and picklable."""
 
@@ -287,7 +281,7 @@ class SeedStream(Protocol):
     def seed(self, k: int) -> int: ...  # and its seed
 
 
-class Env(Protocol[A]):
+class Env(ABC, Generic[A]):
     """B lanes stepped together; nothing else knows the simulator.
 
     Call `autoreset` after a step in which a lane ended or failed; it is separate so that a row can be sent before a slow reset.
@@ -295,24 +289,31 @@ class Env(Protocol[A]):
     """
 
     @property
+    @abstractmethod
     def spec(self) -> EnvSpec: ...
+    @abstractmethod
     def set_context(self, context: NDArray) -> None: ...  # [K, C], which the env may keep; see EnvSpec.check_context
+    @abstractmethod
     def reset(self, seeds: Sequence[SeedStream]) -> A: ...  # one stream a lane; the k-th reset of a lane takes seed(k)
+    @abstractmethod
     def step(self, action: A) -> Step[A]: ...
+    @abstractmethod
     def autoreset(self) -> A: ...  # begin the next episode of lanes that ended; [B, D] what to act on next
+    @abstractmethod
     def render(self) -> NDArray | str | None: ...  # lane 0: RGB [H, W, 3], text, or nothing
+    @abstractmethod
     def close(self) -> None: ...
 
-
-@runtime_checkable
-class ReplayingEnv(Protocol):
-    """An Env that can bring episodes to where they were."""
-
-    # Like `reset`, and plays again what is given, lane by lane. A lane whose episode does not come to the same point begins the
-    # next one. What to act on [B, D], and why not, for each lane. `calling` is told each "reset" and "step" in advance.
+    # What an Env may do besides. `replay` is like `reset`, and plays again what is given, lane by lane; a lane whose episode does
+    # not come to the same point begins the next one. It returns what to act on [B, D], and for each lane why it did not; None,
+    # and nothing is done: it cannot bring episodes back. It calls `calling` with "reset" or "step" before each of them.
     def replay(
         self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
-    ) -> tuple[NDArray, list[str]]: ...
+    ) -> tuple[A, list[str]] | None:
+        return None
+
+    # From now on, write the lane (0 .. B - 1) into lane[0] before it is stepped, and call reset(lane, seed) before it is reset.
+    def watch(self, lane: memoryview, reset: Callable[[int, int], None]) -> None: ...
 
 
 class Actor(Protocol[A]):
@@ -329,53 +330,95 @@ class Actor(Protocol[A]):
     def load(self, snapshot: Snapshot) -> None: ...
 
 
-class Collector(AbstractContextManager["Collector"], Protocol):
+class Collector(AbstractContextManager["Collector"], ABC):
     """One mode of collection: weights in, chunks out. Leaving the `with` block leaves nothing running."""
 
-    # The newest snapshot replaces older ones; never waits for a worker. done: see RowCounts.done
-    def publish(self, snapshot: Snapshot, done: int) -> None: ...
+    @abstractmethod
+    def publish(self, snapshot: Snapshot, done: int) -> None: ...  # never waits for a worker; done: see RowCounts.done
+    @abstractmethod
     def collect(self, wait: bool) -> Sequence[Chunk[Any]]: ...  # wait: until there is one or oldest() moves, or raise
+    @abstractmethod
     def oldest(self) -> int | None: ...  # smallest version still open or queued here; None: nothing is
+    @abstractmethod
     def rows(self) -> RowCounts: ...
+    @abstractmethod
     def stats(self) -> Mapping[str, float | None]: ...
+    @abstractmethod
     def messages(self) -> Sequence[str]: ...  # new messages for the user, each once
+    @abstractmethod
     def summary(self) -> Mapping[str, Any]: ...  # for summary.json; also available after the end
+    @abstractmethod
     def state_dict(self) -> dict[str, Array]: ...  # what a resumed run continues from; without rows under way
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...  # call it before entering the collector
 
+    # What a Collector may do besides:
+    main_thread: bool = False  # `serve` runs in the main thread, and the loop in another one, which calls `stop`
 
-@runtime_checkable
-class EvaluatingCollector(Protocol):
-    """A Collector whose simulation has reserved lanes, which act greedily and are not learned from."""
+    def serve(self) -> None: ...  # simulate
+    def stop(self) -> None: ...  # end it
+    def workers(self) -> Sequence[WorkerState]:  # what each is doing; for any thread, until the collector is closed
+        return ()
 
-    def eval_episodes(self) -> list[Episode]: ...  # episodes that ended there since the last call
+    def eval_episodes(self) -> list[Episode] | None:  # new ones of reserved lanes, which are not learned from
+        return None  # there are no such lanes
+
+    def plant(self) -> tuple[Settings, Settings, Settings] | None:  # what `adjust` may choose: least, present, most
+        return None  # nothing can be changed while it collects
+
+    def adjust(self, settings: Settings) -> None: ...  # from the next fragments on; no promise depends on it
 
 
-@runtime_checkable
-class MainThreadCollector(Protocol):
-    """A Collector whose simulator works only in the main thread; the loop then runs in another thread."""
-
-    def serve(self) -> None: ...  # simulate, until `stop`
-    def stop(self) -> None: ...
-
-
-class Learner(Protocol):
+class Learner(ABC):
     """One algorithm: chunks in, snapshots out. It does not know how its data was collected."""
 
+    version: int = 0  # updates finished so far
+
     @property
-    def version(self) -> int: ...
-    @property
+    @abstractmethod
     def ready(self) -> bool: ...  # may update now
-    @property
-    def hungry(self) -> bool: ...  # wants chunks now; `ready` or `hungry` is always true
-    @property
-    def buffer_util(self) -> float: ...  # 0..1: how full its buffer is
+    @abstractmethod
     def observe(self, chunk: Chunk[Any]) -> None: ...
+    @abstractmethod
     def update(self) -> Metrics: ...
+    @abstractmethod
     def snapshot(self) -> Snapshot: ...
+    @abstractmethod
     def rows(self) -> RowCounts: ...
+    @abstractmethod
     def state_dict(self) -> dict[str, Array]: ...
+    @abstractmethod
     def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
+
+    # What a Learner may do besides:
+    learning_rate: float = math.nan  # of the next update; what is assigned ends a schedule. NaN: it cannot be changed
+    burst: int = 0  # updates at a time; what is learned does not depend on how many. 0: it has no such choice
+    not_finite: str | None = None  # in the update behind this version, put back; empty: nothing. None: it does not look
+    remedy: str = ""  # what to do about numbers that are not finite
+
+    @property
+    def hungry(self) -> bool:  # wants chunks now; `ready` or `hungry` is always true
+        return not self.ready
+
+    @property
+    def buffer_util(self) -> float:  # 0..1: how full its buffer is
+        return float(self.ready)
+
+    @property
+    def fallback(self) -> str:  # why it does not replay its updates from CUDA graphs; empty: it does, or has not begun
+        return ""
+
+    # Too large to be saved whole again and again; a name has letters, digits and _. Of the rows, state_dict has the counts.
+    def buffers(self) -> Mapping[str, RowBuffer]:
+        return {}
+
+    # Copies by name: weights of policy and critics, and statistics. None: it hands over nothing.
+    def learned(self) -> dict[str, NDArray] | None:
+        return None
+
+    # What others have made of it, an average for example; in the next snapshot. Its optimiser and its rows stay.
+    def adopt(self, learned: Mapping[str, NDArray]) -> None:
+        raise NotImplementedError(f"{type(self).__name__} has no `adopt`")
 
 
 class RowBuffer(Protocol):
@@ -394,39 +437,6 @@ class RowBuffer(Protocol):
     def write(self, first: int, rows: NDArray) -> None: ...  # restores stored rows; `added` and `count` stay
 
 
-@runtime_checkable
-class BufferedLearner(Protocol):
-    """A Learner with buffers that are too large to be saved whole again and again. Their rows are not part of state_dict, their
-    counts are: they are restored before the rows."""
-
-    def buffers(self) -> Mapping[str, RowBuffer]: ...  # by name: a letter, then letters, digits and _
-
-
-@runtime_checkable
-class GraphedLearner(Protocol):
-    """A Learner that replays its updates from CUDA graphs where it can."""
-
-    @property
-    def fallback(self) -> str: ...  # why it does not use graphs; empty: it does, or has not begun
-
-
-@runtime_checkable
-class SkippingLearner(Protocol):
-    """A Learner that skips updates in which a number is not finite, and puts back what they have changed."""
-
-    @property
-    def not_finite(self) -> str: ...  # what was not finite in the update behind the present version; empty: nothing
-    @property
-    def remedy(self) -> str: ...  # what to do about it
-
-
-@runtime_checkable
-class AdjustableLearner(Protocol):
-    """A Learner whose step size can be changed; the next update uses it, and what is assigned ends a schedule."""
-
-    learning_rate: float
-
-
 class Executor(Protocol):
     """Runs one function, one call after the other: in the caller's thread, in another thread, or in a process."""
 
@@ -436,15 +446,5 @@ class Executor(Protocol):
     def result(self, wait: float = 0.0) -> Any: ...  # of the oldest call, or the error that it raised; None: not yet
 
 
-class MakeExecutor(Protocol):
-    """Makes executors. `build` is called where the function will run; all executors end together with their maker."""
-
-    def __call__(self, build: Callable[[], Callable[[Any], Any]], what: str) -> Executor: ...
-
-
-class Sink(Protocol):
-    """A destination for the results of a run."""
-
-    def write(self, row: Mapping[str, Any]) -> None: ...  # one row of metrics
-    def note(self, text: str) -> None: ...  # a message for the user
-    def close(self, summary: Mapping[str, Any]) -> None: ...
+#: Makes executors, which end together with their maker: (build, what), where `build` is called where the function will run.
+MakeExecutor: TypeAlias = Callable[[Callable[[], Callable[[Any], Any]], str], Executor]

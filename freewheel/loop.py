@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from freewheel.core import NO_CONTEXT, Chunk, Learner, Metrics, NDArray, SkippingLearner, Snapshot, Tick, to_numpy
+from freewheel.core import NO_CONTEXT, Chunk, Learner, Metrics, NDArray, Snapshot, Tick, to_numpy
 from freewheel.errors import DivergedError
 from freewheel.metrics.meter import Meter
 
@@ -48,7 +48,7 @@ def loop(
         oldest = collector.oldest()
         return oldest is None or oldest > learner.version - max_lag
 
-    checks_itself = isinstance(learner, SkippingLearner)
+    checks_itself = learner.not_finite is not None
 
     def publish() -> int:
         snapshot = learner.snapshot()

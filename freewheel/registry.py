@@ -31,6 +31,7 @@ import sys
 import sysconfig
 import tomllib
 import traceback
+import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -266,6 +267,44 @@ def refuse_builtin(thing: object, what: str) -> None:
     own = Path(file).is_relative_to(STANDARD_LIBRARY) and "site-packages" not in file if file else root is not None
     if own and module != "__main__" and str(module).partition(".")[0] in sys.stdlib_module_names:
         raise SetupError(f"{what} is a part of Python, not yours to be called here; name something of your own")
+
+
+Own = TypeVar("Own")
+
+
+def with_defaults(found: Own, base: type[Any]) -> Own:
+    """What another package has made for one of the bases in core.py: the object itself if it derives from the base, else one that
+    does the same and has the base's defaults for what it lacks."""
+    if isinstance(found, base):
+        return found
+    made: Own = changed(found, base)
+    return made
+
+
+def changed(found: Any, base: type[Any], **methods: Callable[..., Any]) -> Any:
+    """An object of this base that does what `found` does, but for these methods. Its other methods are those of `found`, bound:
+    they cost nothing more."""
+    members: dict[str, Any] = {}
+    for name in dir(base):
+        if not name.startswith("_") and hasattr(found, name):
+            value = getattr(found, name)
+            members[name] = staticmethod(value) if callable(value) else _attribute_of(found, name)
+    if hasattr(found, "__exit__"):
+        members["__enter__"], members["__exit__"] = _entering(found), staticmethod(found.__exit__)
+    members |= {name: staticmethod(method) for name, method in methods.items()}
+    return types.new_class(type(found).__name__, (base,), {}, lambda namespace: namespace.update(members))()
+
+
+def _attribute_of(found: Any, name: str) -> property:
+    return property(lambda _: getattr(found, name), lambda _, value: setattr(found, name, value))
+
+
+def _entering(found: Any) -> Callable[[Any], Any]:
+    def enter(own: Any) -> Any:
+        found.__enter__()
+        return own
+
+    return enter
 
 
 def _from_file(file: Path) -> ModuleType:

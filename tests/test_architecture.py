@@ -226,3 +226,23 @@ def test_the_typed_signature_of_train_has_every_option() -> None:
     assert fresh, (
         "options have changed: run `python -m freewheel.config.signature` and commit freewheel/config/arguments.py"
     )
+
+
+#: Fields of a record at most; records that still have more. Options are no records: each field of theirs is a flag.
+MOST_FIELDS = 15
+LARGER = {"EnvCost": 22, "Measurement": 24, "Figures": 19, "Results": 21, "RemoteWorker": 17}
+OPTIONS = re.compile(r"(Options|Config)$")
+
+
+def test_records_are_small() -> None:
+    """What has more parts than one can keep in mind is made of records that have a meaning of their own."""
+    found: dict[str, int] = {}
+    for path in [*PARSED, *sorted((ROOT / "packages").glob("*/src/**/*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not OPTIONS.search(node.name):
+                kinds = " ".join(map(ast.unparse, [*node.decorator_list, *node.bases]))
+                own = [one for one in node.body if isinstance(one, ast.AnnAssign)]
+                fields = [one for one in own if not ast.unparse(one.annotation).startswith("ClassVar")]
+                if ("dataclass" in kinds or "NamedTuple" in kinds) and len(fields) > MOST_FIELDS:
+                    found[node.name] = len(fields)
+    assert found == LARGER

@@ -67,6 +67,8 @@ class Source:
 class Pupil:
     """What the loop calls of a Learner that is ready with `needed` rows, and hungry while it is not ready, or always."""
 
+    not_finite: str | None = None
+
     def __init__(self, tape: Tape, needed: int, *, always_hungry: bool = False) -> None:
         self.tape, self.needed, self.always_hungry = tape, needed, always_hungry
         self.version = self.held = 0

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from freewheel.cli.main import COMMANDS
 from freewheel.collect.mode import MODES
+from freewheel.core import Collector, Env, Learner, RowCounts, Snapshot
 from freewheel.envs.family import WORLDS
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import SetupError, UsageError
-from freewheel.registry import Named, Registry, moved, own_module
+from freewheel.registry import Named, Registry, changed, moved, own_module, with_defaults
 from tests.support.places import ROOT
 from tests.support.runs import python
 
@@ -171,3 +174,91 @@ def test_modules_that_have_moved_are_found_by_their_former_names(path: Path) -> 
     assert moved("old.mazesque") == "old.mazesque"
     assert GymConfig("old.mazes:Maze").label == "old.mazes:Maze"
     assert own_module("old.mazes").__name__ == "plugin_of_mazes"
+
+
+class Plain:
+    """A learner of another package, which derives from nothing."""
+
+    ready, hungry, buffer_util = True, False, 0.5
+
+    def __init__(self) -> None:
+        self.version, self.learning_rate = 0, 0.1
+        self.observe = self.load_state_dict = lambda _: None
+
+    def update(self) -> dict[str, float]:
+        self.version += 1
+        return {}
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.version, {})
+
+    def rows(self) -> RowCounts:
+        return RowCounts(trained=self.version)
+
+    def state_dict(self) -> dict[str, float]:
+        return {}
+
+
+def test_an_object_that_derives_from_nothing_has_the_defaults_of_the_base() -> None:
+    plain: Any = Plain()
+    learner: Learner = with_defaults(plain, Learner)
+    assert isinstance(learner, Learner)
+    assert type(learner).__name__ == "Plain"
+    learner.update()
+    assert (learner.version, learner.rows().trained, learner.snapshot().version) == (1, 1, 1)
+    assert learner.update == plain.update, "a call costs nothing more"
+    assert (learner.ready, learner.hungry, learner.buffer_util) == (True, False, 0.5)
+    assert (learner.fallback, learner.not_finite, learner.burst) == ("", None, 0)
+    assert (learner.buffers(), learner.learned()) == ({}, None)
+    learner.learning_rate = 0.01
+    assert plain.learning_rate == 0.01
+
+
+def test_an_object_that_derives_from_the_base_is_used_as_it_is() -> None:
+    learner = with_defaults(with_defaults(cast(Any, Plain()), Learner), Learner)
+    assert with_defaults(learner, Learner) is learner
+
+
+def test_an_object_that_lacks_a_method_is_refused_with_its_name() -> None:
+    class Incomplete(Plain):
+        rows: Any = property(lambda self: self.missing)  # it raises AttributeError
+
+    with pytest.raises(TypeError, match=r"Can't instantiate abstract class Incomplete .*'?rows'?"):
+        with_defaults(cast(Any, Incomplete()), Learner)
+
+
+def test_a_plain_collector_is_entered_and_left() -> None:
+    class Mode:
+        calls: ClassVar[list[str]] = []
+        publish = collect = oldest = rows = stats = messages = summary = state_dict = load_state_dict = print
+
+        def __enter__(self) -> None:
+            self.calls.append("enter")
+
+        def __exit__(self, *_: object) -> None:
+            self.calls.append("exit")
+
+    with with_defaults(cast(Any, Mode()), Collector) as collector:
+        assert Mode.calls == ["enter"]
+        assert (collector.main_thread, collector.workers(), collector.eval_episodes(), collector.plant()) == (
+            *(False, ()),
+            *(None, None),
+        )
+    assert Mode.calls == ["enter", "exit"]
+
+
+def test_methods_of_an_env_are_replaced_and_the_others_are_its_own() -> None:
+    class World:
+        spec, set_context, reset, render, close = "spec", print, print, print, print
+
+        def step(self, action: object) -> object:
+            return "step", action
+
+        def autoreset(self) -> str:
+            return "own"
+
+    world: Any = World()
+    env: Any = changed(world, Env, step=lambda action: ("wrapped", *world.step(action)))
+    assert (env.step(3), env.autoreset(), env.spec) == (("wrapped", "step", 3), "own", "spec")
+    assert env.replay([], [], print) is None, "the default: it cannot bring episodes back"
+    assert math.isnan(Learner.learning_rate)

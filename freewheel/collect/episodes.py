@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Annotated
 
-from freewheel.collect.mode import ENVS, FRAGMENT, LANES, WORKERS, Mode, WorkersConfig, count, divisor
+from freewheel.collect.mode import ENVS, FRAGMENT, LANES, WORKERS, Mode, PlannedWorkers, WorkersConfig, count, divisor
 from freewheel.collect.whole_episodes import SLOTS, STEPS, WholeEpisodes, episode_queue
 from freewheel.core import Auto, BatchSpec, Collector
 from freewheel.errors import POSITIVE, Range, UsageError
@@ -43,7 +43,7 @@ class EpisodesConfig(WorkersConfig):
     def whole_episodes(self) -> bool:
         return True
 
-    def planned(self, cost: EnvCost) -> Self:
+    def chosen(self, cost: EnvCost) -> PlannedWorkers:
         """One env a worker; lanes that cost nothing stand side by side in as few workers as keep the cores busy."""
         workers, each, lanes = self._given()
         if not cost.batched:
@@ -52,19 +52,19 @@ class EpisodesConfig(WorkersConfig):
                 raise UsageError(
                     f"{what}; leave out --workers or --num-envs, or use --envs-per-worker {lanes // workers}"
                 )
-            return super(EpisodesConfig, replace(self, envs_per_worker=each or 1)).planned(cost)
+            return super(EpisodesConfig, replace(self, envs_per_worker=each or 1)).chosen(cost)
         lanes = lanes or (workers or 1) * (each or (1 if workers else self.episodes_per_update or ENVS))
         cores = usable_cores()
         processes = divisor(lanes, workers if workers and workers <= cores else max(1, cores - 1))
-        return replace(self, workers=processes, envs_per_worker=lanes // processes, num_envs=lanes)
+        return PlannedWorkers(processes, lanes // processes)
 
     def remarks(self, cost: EnvCost) -> list[str]:
         if not cost.batched:
             return super().remarks(cost)
-        planned = self.planned(cost)
-        if self.workers in ("auto", planned.workers):
+        found = self.chosen(cost)
+        if self.workers in ("auto", found.workers):
             return []
-        places = f"{planned.num_envs} envs stand side by side in {count(planned.worker_count, 'worker')}, not in {self.workers}"
+        places = f"{found.lanes} envs stand side by side in {count(found.workers, 'worker')}, not in {self.workers}"
         return [f"{places}: many of them cost little more than one"]
 
     def fragment_steps(self, batch: BatchSpec) -> int:

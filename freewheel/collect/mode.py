@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol, Self
+from typing import Annotated, NamedTuple, Protocol, Self
 
 from freewheel.core import Auto, BatchSpec, Collector
 from freewheel.errors import Range, SetupError, UsageError, check_ranges
 from freewheel.files.memory import free_memory, in_words
-from freewheel.registry import Registry
+from freewheel.registry import Registry, with_defaults
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.probe import EnvCost, usable_cores
 
@@ -68,6 +68,11 @@ class ModeConfig(Protocol):
         return []
 
 
+def make_collector(config: ModeConfig, factory: RunnerFactory, spec: CollectSpec) -> Collector:
+    """A collector, with all that the base has."""
+    return with_defaults(config.build(factory, spec), Collector)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mode:
     """A mode of collection."""
@@ -93,6 +98,18 @@ WORKER_STEP = 100e-6  # processor seconds that a worker adds to a step of its en
 MOST_WAITING = 64  # workers of an env that waits, unless there are more cores: more than these outrun the learner
 WORKER_MEMORY = 12 << 20  # bytes of a worker without its envs
 MEMORY_SHARE = 0.75  # of the free memory, for the envs of a plan
+
+
+class PlannedWorkers(NamedTuple):
+    """How many workers there are, and how many envs each of them has."""
+
+    workers: int
+    envs_per_worker: int
+
+    @property
+    def lanes(self) -> int:
+        """Environments over all workers."""
+        return self.workers * self.envs_per_worker
 
 
 @dataclass(frozen=True)
@@ -125,10 +142,15 @@ class WorkersConfig(ModeConfig):
         return workers, each, lanes
 
     @property
+    def numbers(self) -> PlannedWorkers:
+        """As far as they are known: what is still to be chosen counts as one, the least that it can be. `planned` chooses all."""
+        workers, each, lanes = (value or 1 for value in self._given())
+        return PlannedWorkers(workers, max(each, lanes // workers))
+
+    @property
     def worker_count(self) -> int:
-        """Number of workers, after planning."""
-        assert self.workers != "auto", "call planned() first"
-        return self.workers
+        """Number of workers; see `numbers`."""
+        return self.numbers.workers
 
     @property
     def env_processes(self) -> int:
@@ -143,22 +165,25 @@ class WorkersConfig(ModeConfig):
         """How many workers keep the cores busy."""
         return useful_workers(cost)
 
-    def planned(self, cost: EnvCost) -> Self:
-        """The same with every number chosen."""
+    def chosen(self, cost: EnvCost) -> PlannedWorkers:
+        """The numbers that were given, and what goes with them."""
         workers, each, lanes = self._given()
         if workers is None:
             room = memory_room(cost)
             useful = min(self.useful_workers(cost), room)
             lanes = lanes or useful * (each or -(-min(ENVS, room) // useful))
             workers = lanes // each if each else divisor(lanes, useful)
-        each = each or (lanes // workers if lanes else max(1, ENVS // workers))
-        return replace(self, workers=workers, envs_per_worker=each, num_envs=workers * each)
+        return PlannedWorkers(workers, each or (lanes // workers if lanes else max(1, ENVS // workers)))
+
+    def planned(self, cost: EnvCost) -> Self:
+        """The same with every number chosen."""
+        found = self.chosen(cost)
+        return replace(self, workers=found.workers, envs_per_worker=found.envs_per_worker, num_envs=found.lanes)
 
     @property
     def lanes(self) -> int:
-        """Number of environments, after planning."""
-        assert self.num_envs != "auto", "call planned() first"
-        return self.num_envs
+        """Number of environments; see `numbers`."""
+        return self.numbers.lanes
 
     def fragment_steps(self, batch: BatchSpec) -> int:
         """Steps of each env in a fragment, the part that a worker hands over at once; after planning."""
@@ -166,7 +191,7 @@ class WorkersConfig(ModeConfig):
 
     def plan_line(self) -> str:
         """The plan in one line, for the user."""
-        workers, each = self.worker_count, self.lanes // self.worker_count
+        workers, each = self.numbers
         return f"{count(workers, 'worker')} x {count(each, 'env')}, a thread each, on {count(usable_cores(), 'core')}"
 
     def remarks(self, cost: EnvCost) -> list[str]:

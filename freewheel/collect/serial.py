@@ -58,7 +58,7 @@ class SerialConfig(ModeConfig, ABC):
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         lanes, steps = range(self.num_envs), spec.batch.steps
         if not spec.env.batched_on_device:
-            runner = Runner(factory, lanes, env=self.place(factory.make, lanes))
+            runner = Runner(factory, lanes, env=self.place(factory.env, lanes))
             return SerialCollector(runner, Quota(steps, len(lanes), LONGEST, on_policy=spec.on_policy), spec.trace)
         from freewheel.rollout.device_runner import DeviceRunner
 
@@ -104,9 +104,8 @@ class SerialRunner(Protocol):
     def close(self) -> None: ...
 
 
-class SerialCollector:
-    """A Collector over one Runner: act, then learn, then act. The lag is 0 because nothing acts during an update. Implements
-    core.Collector and metrics.workers.ObservedCollector.
+class SerialCollector(Collector):
+    """A Collector over one Runner: act, then learn, then act. The lag is 0 because nothing acts during an update.
 
     Rows that the quota of an update leaves out are dropped as stale.
     Objects made before the end of the first chunk are excluded from garbage collection, as in workers.

@@ -141,9 +141,8 @@ class RunConfig:
 
     @property
     def steps_per_env(self) -> int:
-        """Of an update, after planning."""
-        assert self.num_steps_per_env != "auto", "call settle() first"
-        return self.num_steps_per_env
+        """Of an update. While they are to be chosen (config.auto.settle), one: the least that it can be."""
+        return 1 if self.num_steps_per_env == "auto" else self.num_steps_per_env
 
     @property
     def contexts(self) -> NDArray:

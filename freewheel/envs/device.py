@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import ActionSpec, EnvSpec, NDArray, SeedStream, Slice, Step
+from freewheel.core import ActionSpec, Env, EnvSpec, NDArray, SeedStream, Slice, Step
 from freewheel.envs.lane import raised
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.layout import Actions, BadObservationError, Layout, Observations, Part
@@ -23,7 +23,7 @@ Path: TypeAlias = tuple[str, ...]
 POLICY_GROUPS = ("policy", "actor")  # what Isaac Lab and mjlab call what the policy sees
 
 
-class DeviceEnv:
+class DeviceEnv(Env[Tensor]):
     """An Env over a simulator with the interface of Isaac Lab: all lanes are one simulation, `step` takes and returns tensors,
     lanes that end are reset in the same step, and returned tensors may be overwritten by the next step.
 

@@ -9,16 +9,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from freewheel.core import EnvSpec, NDArray, Played, SeedStream, Step
+from freewheel.core import Env, EnvSpec, NDArray, Played, SeedStream, Step
 from freewheel.envs.fault_tolerant import FaultTolerantLane, FaultTolerantLanes, finite
 from freewheel.envs.lane import Lane, LaneBuffers, blank_step, close_env, survey
-from freewheel.rollout.probe import LaneWatch
 from freewheel.rollout.restoring import Clock, play_again
+from freewheel.rollout.single_env_runner import SingleEnv
 
 LARGEST = float(np.finfo(np.float32).max)
 
 
-class GymLoop:
+class GymLoop(Env):
     """B envs in this process, stepped in turn. It raises if one fails, and can be reset and used again; a fault-tolerant one
     reports the failure in its Step and begins the lane's next episode.
     """
@@ -55,11 +55,10 @@ class GymLoop:
         self._at = memoryview(bytearray(8)).cast("q")  # which lane is being stepped
         self._closed = False
 
-    def watch(self, watch: LaneWatch) -> None:
-        """Tell it which lane is called. Implements rollout.probe.WatchedLanes."""
-        self._at = watch.lane
-        for index, lane in enumerate(self._lanes):
-            lane.before_reset = partial(watch.reset, index)
+    def watch(self, lane: memoryview, reset: Callable[[int, int], None]) -> None:
+        self._at = lane
+        for index, own in enumerate(self._lanes):
+            own.before_reset = partial(reset, index)
 
     @property
     def spec(self) -> EnvSpec:
@@ -134,8 +133,8 @@ class GymLoop:
             close_env(lane.env, self._spec.name)
 
 
-class GymSingle(GymLoop):
-    """A fault-tolerant loop of one env that can be stepped without arrays. Implements rollout.single_env_runner.SingleEnv."""
+class GymSingle(GymLoop, SingleEnv):
+    """A fault-tolerant loop of one env that can be stepped without arrays."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, lanes: range, measures: tuple[str, ...] = ()) -> None:
         super().__init__([env], name, lanes, measures, fault_tolerant=True)

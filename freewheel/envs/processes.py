@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from freewheel.core import NO_CONTEXT, EnvSpec, Failure, NDArray, Played, SeedStream, Step
+from freewheel.core import NO_CONTEXT, Env, EnvSpec, Failure, NDArray, Played, SeedStream, Step
 from freewheel.envs.lane import position
 from freewheel.envs.lane_process import Ready, Shown, serve
 from freewheel.envs.loop import GymLoop
@@ -22,7 +22,7 @@ from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of, requi
 MakeLane: TypeAlias = Callable[[int], GymLoop]  # lane number in, an Env of this lane out
 
 
-class LaneProcesses:
+class LaneProcesses(Env):
     """The lanes of an Env, each in a process of its own. The environment's code never runs in this process.
 
     A process begins the next episode within the step that ended one, while others still step: so it has to have its contexts

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from freewheel.core import NO_CONTEXT, EnvSpec, NDArray, Played, SeedStream, Step
+from freewheel.core import NO_CONTEXT, Env, EnvSpec, NDArray, Played, SeedStream, Step
 from freewheel.envs.lane import blank_step, close_env, raised
 from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, FreewheelError, SetupError
@@ -19,7 +19,7 @@ from freewheel.policies.layout import MASK, BadObservationError, Layout
 from freewheel.rollout.restoring import OTHERWISE, Clock, HeldStream, after_what_was_played, differs
 
 
-class GymVector:
+class GymVector(Env):
     """An Env over a VectorEnv. If its metadata has `"lane_seeds": True`, it gets one stream for each lane in options["seeds"]
     and seeds every episode from it; otherwise it is seeded once. If its metadata also has `"contexts": True` and its autoreset
     is disabled, every reset gets the table [K, C], if there is one, in options["contexts"]: a lane whose episode begins takes

@@ -40,6 +40,8 @@ T = TypeVar("T")
 JSON_SIZE = 16 << 20  # bytes of a JSON file: a run may have large tables of contexts
 VALUE = 4  # bytes that a value of JSON takes on average, at least: a file of nothing but brackets takes seconds to read
 ROW = 1 << 20  # bytes at the end of metrics.jsonl in which the newest row is looked for
+#: The metadata of a field that is a record of its own, whose values stand among the others in JSON.
+PART: Mapping[str, bool] = types.MappingProxyType({"part": True})
 DEPTH = 40  # objects and arrays in each other
 DIGITS = 39  # of a whole number: 128 bits, as random generators have
 HEADER_SIZE = 16 << 20  # bytes of a safetensors header
@@ -306,23 +308,50 @@ class _Listed:
     data_offsets: tuple[int, int]
 
 
+def flat(record: Any) -> dict[str, Any]:
+    """The values of a dataclass by the names that they have in JSON, in order."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        found |= vars(value) if field.metadata == PART else {field.name: value}
+    return found
+
+
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The types of these values."""
+    hints, parts, found = _hints(kind), _parts(kind), dict[str, Any]()
+    for field in dataclasses.fields(kind):
+        found |= hints_of(parts[field.name]) if field.name in parts else {field.name: hints[field.name]}
+    return found
+
+
 def record(kind: type[T], data: object, where: str) -> T:
     """A dataclass from an object of JSON: every field that has no default is there, no other is, and all have their types."""
     if not isinstance(data, Mapping):
         raise FileError(f"{where} should be an object, not {show(data)}")
-    hints, fields = _hints(typing.cast(Any, kind)), dataclasses.fields(typing.cast(Any, kind))
-    names = [field.name for field in fields if field.init]
-    if extra := [key for key in data if key not in names]:
+    hints, fields = hints_of(kind), dataclasses.fields(typing.cast(Any, kind))
+    parts = _parts(typing.cast(Any, kind))
+    names = {field.name for field in fields if field.init and field.name not in parts}
+    known = names.union(*map(hints_of, parts.values()))
+    if extra := [key for key in data if key not in known]:
         raise FileError(f"{where} has {show(extra[0])}, which is not known here")
     needed = (dataclasses.MISSING, dataclasses.MISSING)
     for field in fields:
-        if field.name not in data and (field.default, field.default_factory) == needed:
+        if field.name in names and field.name not in data and (field.default, field.default_factory) == needed:
             raise FileError(f"{where} has no '{field.name}'")
-    values = {key: value_of(hints[key], value, f"{key} of {where}") for key, value in data.items()}
+    values = {key: value_of(hints[key], value, f"{key} of {where}") for key, value in data.items() if key in names}
+    for name, own in parts.items():
+        values[name] = record(own, {key: value for key, value in data.items() if key in hints_of(own)}, where)
     return kind(**values)
 
 
 _hints = functools.cache(typing.get_type_hints)
+
+
+@functools.cache
+def _parts(kind: Any) -> dict[str, Any]:
+    """The records whose values stand among those of this one."""
+    return {field.name: _hints(kind)[field.name] for field in dataclasses.fields(kind) if field.metadata == PART}
 
 
 def value_of(kind: Any, value: object, where: str) -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, zeros_like
 
+from freewheel.policies.torch_private import fused_adam
+
 MEAN_DECAY, SQUARE_DECAY, EPS = 0.9, 0.999, 1e-5
 
 
@@ -65,7 +67,7 @@ class FusedAdam:
         all_of_them = zip(self.parameters, self._means, self._squares, strict=True)
         moved = [(one, one.grad, mean, square) for one, mean, square in all_of_them if one.grad is not None]
         parameters, grads, means, squares = map(list, zip(*moved, strict=True))
-        torch._fused_adam_(
+        fused_adam(
             parameters, grads, means, squares, [], [self.steps] * len(moved), lr=self.lr, beta1=MEAN_DECAY,
             beta2=SQUARE_DECAY, weight_decay=0.0, eps=self._eps, amsgrad=False, maximize=False,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from freewheel.core import Array, Learner, SkippingLearner
+from freewheel.core import Array, Learner
 from freewheel.errors import DivergedError
 
 if TYPE_CHECKING:  # a session is made ready while torch is not imported yet
@@ -174,15 +174,15 @@ class Judge:
     """Ends a run whose updates are skipped, because it learns nothing; learners that skip none are never judged."""
 
     def __init__(self, learner: Learner, algorithm: str) -> None:
-        self._version, self._skipped = learner.version, None
-        if isinstance(learner, SkippingLearner):
-            self._learner, self._skipped = learner, SkippedUpdates(algorithm, learner.remedy)
+        self._learner, self._version, self._skipped = learner, learner.version, None
+        if learner.not_finite is not None:
+            self._skipped = SkippedUpdates(algorithm, learner.remedy)
 
     def turn(self, version: int) -> None:
         """After every turn of the loop; DivergedError if too many updates were skipped."""
         if self._skipped is not None and version != self._version:
             self._version = version
-            self._skipped.take(self._learner.not_finite)
+            self._skipped.take(self._learner.not_finite or "")
 
     def end(self) -> None:
         """At the end of the run."""

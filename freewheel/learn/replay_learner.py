@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from freewheel.core import (
-    AdjustableLearner,
     Array,
     Chunk,
+    Learner,
     Metrics,
     RowBuffer,
     RowCounts,
@@ -46,11 +47,11 @@ class Update(Trained, Protocol):
     def step(self) -> None: ...  # draw a batch and learn from it
 
 
-class ReplayLearner:
-    """Learns from rows of a replay buffer. `version` counts publications. Implements core.Learner, core.GraphedLearner,
-    core.BufferedLearner, core.SkippingLearner and pacing.control.BurstLearner: if weights are not finite when they are to be
+class ReplayLearner(Learner):
+    """Learns from rows of a replay buffer. `version` counts publications. If weights are not finite when they are to be
     published, the last good ones are put back."""
 
+    not_finite: str = ""  # in the last publication
     remedy = "lower its lr, or scale rewards"
 
     def __init__(
@@ -84,7 +85,6 @@ class ReplayLearner:
         self.burst = BURST
         self._waiting: deque[Chunk[Any]] = deque()
         self._waiting_rows = self._stored = 0
-        self.not_finite = ""  # in the last publication
         on_gpu = torch.device(device).type == "cuda" and spec.world.batched_on_device
         self.finite = KeptFinite(self.updater, self._put_back, asks=on_gpu and count == 1)
         self._lags: list[tuple[int, int]] = []  # (lag, rows) since the last publication
@@ -152,14 +152,12 @@ class ReplayLearner:
     def _agree(self, count: int) -> tuple[int, int]:
         """The updates that all learners can make now, and the rows that each of them has at least. From here on all have the
         learning rate of the first."""
-        learner: object = self
-        adjustable = learner if isinstance(learner, AdjustableLearner) else None
-        rate = 0.0 if adjustable is None else adjustable.learning_rate
+        rate = self.learning_rate
         mine = [count, self.pace.rows, self._publish_every, rate]
         counts, rows, every, rates = gathered(self._peers, np.array(mine)).T
         self._publish_every = self.pace.slack = int(every.max())
-        if adjustable is not None and rates[0] != rate:
-            adjustable.learning_rate = float(rates[0])
+        if not math.isnan(rate) and rates[0] != rate:
+            self.learning_rate = float(rates[0])
         return int(counts.min()), int(rows.min())
 
     @property
@@ -274,8 +272,7 @@ class ReplayLearner:
             self.finite.look(self.pace.updates)
 
     def _put_back(self, state: Mapping[str, Array]) -> None:
-        learner: object = self
-        rate = learner.learning_rate if isinstance(learner, AdjustableLearner) else 0.0
+        rate = self.learning_rate
         self.updater.load_state_dict(state)
-        if isinstance(learner, AdjustableLearner):
-            learner.learning_rate = rate  # a hook may have changed it since
+        if not math.isnan(rate):
+            self.learning_rate = rate  # a hook may have changed it since

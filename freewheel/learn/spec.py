@@ -6,15 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-from freewheel.core import Array, BatchSpec, Compile, EnvSpec, NDArray, Slice
+from freewheel.core import Array, BatchSpec, Compile, EnvSpec, Learner, NDArray, Slice
 from freewheel.errors import POSITIVE, SHARE, Range, UsageError, check_ranges
 from freewheel.files.memory import Need
-from freewheel.registry import Registry
+from freewheel.registry import Registry, with_defaults
 
 if TYPE_CHECKING:
-    from freewheel.core import Learner, MakeExecutor
+    from freewheel.core import MakeExecutor
     from freewheel.policies.spec import PolicySpec, Start
 
 ROWS = 512  # of an on-policy update, unless its algorithm says otherwise
@@ -169,6 +169,11 @@ class AlgorithmConfig(Protocol):
     def build(self, spec: LearnerSpec) -> Learner: ...  # may import torch
 
 
+def make_learner(config: AlgorithmConfig, spec: LearnerSpec) -> Learner:
+    """A learner, with all that the base has."""
+    return with_defaults(config.build(spec), Learner)
+
+
 def row_bytes(policy: PolicySpec) -> int:
     """Of a transition: both observations, the action and a few numbers."""
     width = 1 if policy.obs_dtype == "uint8" else 4
@@ -187,15 +192,6 @@ def network_need(policy: PolicySpec, copies: int = 10) -> Need:
 STATISTICS = "statistics."
 OBS_STATISTICS, RETURN_STATISTICS = f"{STATISTICS}observations", f"{STATISTICS}returns"
 POLICY = "policy."  # begins the names of what acts, and of what a PPO's critic is
-
-
-@runtime_checkable
-class SharingLearner(Protocol):
-    """A Learner that hands over what it has learned, and takes in its place what others have made of it: an average, for
-    example. Its optimiser and its rows stay."""
-
-    def learned(self) -> dict[str, NDArray]: ...  # copies by name: weights of policy and critics, and statistics
-    def adopt(self, learned: Mapping[str, NDArray]) -> None: ...  # the same names and shapes; in the next snapshot
 
 
 @dataclass(frozen=True)

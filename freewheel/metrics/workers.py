@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from freewheel.rollout.whereabouts import (
     ALL,
@@ -48,13 +46,6 @@ class WorkerState:
     limit_s: float | None = None  # seconds that the present call may take
     steps_per_s: float = 0.0  # of late; added for the status of a run, as is ...
     waits_for: str | None = None  # ... what it waits for, in words
-
-
-@runtime_checkable
-class ObservedCollector(Protocol):
-    """A Collector that says what its workers are doing; to any thread, at any time until it is closed."""
-
-    def workers(self) -> Sequence[WorkerState]: ...
 
 
 def own_environments(steps: int = 0, idle_since_ns: int | None = None, pid: int | None = None) -> WorkerState:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 Name: TypeAlias = Literal["workers", "fragment", "slots", "burst"]
 
@@ -136,21 +136,6 @@ class State:
     def to_json(self) -> dict[str, Any]:
         """What a later session goes on from."""
         return asdict(self.settings)
-
-
-@runtime_checkable
-class AdjustableCollector(Protocol):
-    """A core.Collector whose settings can be changed while it collects. No promise of a collector depends on them."""
-
-    def plant(self) -> tuple[Settings, Settings, Settings]: ...  # at least, at present, at most
-    def adjust(self, settings: Settings) -> None: ...  # from the next fragments on
-
-
-@runtime_checkable
-class BurstLearner(Protocol):
-    """A core.Learner that makes several updates before it looks for new rows; what is learned does not depend on how many."""
-
-    burst: int
 
 
 def within(settings: Settings, least: Settings, most: Settings) -> Settings:

@@ -76,7 +76,7 @@ class Pacing(ABC):
     def state(self) -> dict[str, list[int]]:  # what a resumed run continues from; rows under way count as done
         return {}
 
-    def restore(self, state: Mapping[str, Sequence[int]]) -> None:  # noqa: B027 - most have nothing to restore
+    def restore(self, state: Mapping[str, Sequence[int]]) -> None:
         """After `attach`, before any worker acts."""
 
     # The learner's side. `done`: rows trained or dropped, of all that were produced.
@@ -109,7 +109,7 @@ class Pacing(ABC):
         """Stop waiting for a worker; True if it still acted on this version."""
         return False, []
 
-    def drop_late(self, worker: int, rows: int) -> None:  # noqa: B027 - most do not count them
+    def drop_late(self, worker: int, rows: int) -> None:
         """Rows of a worker that the learner had stopped waiting for are dropped, and will be in `done`."""
 
     @abstractmethod

@@ -33,6 +33,7 @@ from freewheel.policies.spec import (
     statistics_layout,
     views,
 )
+from freewheel.policies.torch_private import BatchNorm
 from freewheel.registry import own_object
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -292,7 +293,7 @@ def _build(spec: PolicySpec, rng: Generator) -> nn.Module:
             module = factory(spec)
         if not isinstance(module, nn.Module):
             raise SetupError(f"{here} returned {type(module).__name__}, not a torch.nn.Module")
-        if any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()):
+        if any(isinstance(part, BatchNorm) for part in module.modules()):
             raise SetupError(f"{here} uses BatchNorm, whose running statistics do not travel; use LayerNorm")
         with torch.no_grad(), _explained(f"{here}, given two observations [2, {spec.obs_size}],"):
             shapes = [tuple(part.shape) for part in module(torch.zeros(2, spec.obs_size))]

@@ -22,6 +22,7 @@ from freewheel.core import (
     EnvSpec,
     Episode,
     Failure,
+    NDArray,
     Origin,
     Snapshot,
     Step,
@@ -371,12 +372,18 @@ def as_numpy(env: Env[Tensor]) -> Env:
     return _AsNumpy(env)
 
 
-class _AsNumpy:
-    """Implements core.Env over an Env[Tensor]."""
+class _AsNumpy(Env):
+    """An Env over an Env[Tensor]."""
 
     def __init__(self, env: Env[Tensor]) -> None:
-        self.spec, self.set_context, self._env = env.spec, env.set_context, env
-        self.render, self.close = env.render, env.close
+        self._env = env
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._env.spec
+
+    def set_context(self, context: NDArray) -> None:
+        self._env.set_context(context)
 
     def reset(self, seeds: Sequence[Any]) -> Any:
         with current(self.spec.device):
@@ -391,3 +398,9 @@ class _AsNumpy:
     def autoreset(self) -> Any:
         with current(self.spec.device):
             return self._env.autoreset().cpu().numpy().copy()
+
+    def render(self) -> NDArray | str | None:
+        return self._env.render()
+
+    def close(self) -> None:
+        self._env.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from freewheel.core import NO_CONTEXT, Actor, BatchSpec, Compile, Env, EnvSpec, NDArray, Transitions
 from freewheel.errors import Range, check_ranges
+from freewheel.registry import with_defaults
 from freewheel.seeding import EpisodeSeeds, training_episodes
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class RunnerFactory:
     seed: int
     first_lane: int = 0  # of the whole run, where several learners share its lanes: number 0 here
     first_worker: int = 0  # the same of its workers
+
+    def env(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
+        """Environments, with all that the base has. A MakeEnv."""
+        return with_defaults(self.make(lanes, processes=processes, fault_tolerant=fault_tolerant), Env)
 
     def episodes(self, lane: int, start: int = 0) -> EpisodeSeeds:
         """The episodes of this lane from number `start` on."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 import psutil
@@ -99,21 +99,6 @@ def _unwatched(phase: Phase, episode: int, step: int) -> None:
 
 
 _watching: ContextVar[Watch] = ContextVar("watching", default=_unwatched)
-
-
-class LaneWatch(Protocol):
-    """Is told where the lanes of an environment are."""
-
-    lane: memoryview  # [1] written before every step of a lane: which one it is, from 0
-
-    def reset(self, lane: int, seed: int) -> None: ...  # called before every reset of a lane
-
-
-@runtime_checkable
-class WatchedLanes(Protocol):
-    """An Env that can say which of its lanes it is calling."""
-
-    def watch(self, watch: LaneWatch) -> None: ...
 
 
 @contextmanager

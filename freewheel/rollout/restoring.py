@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from freewheel.core import Array, Env, NDArray, Played, ReplayingEnv, SeedStream
+from freewheel.core import Array, Env, NDArray, Played, SeedStream
 from freewheel.errors import EnvError
 from freewheel.rollout.recording import UNKNOWN, Recording
 from freewheel.seeding import Position
@@ -94,16 +94,18 @@ def bring_back(
     """Begin the episodes of these streams, and bring those under way to where they were."""
     steps, played = recording.steps.tolist(), recording.played(list(states.contexts))
     lost = {lane: "it had been played for too long" for lane, count in enumerate(steps) if count == UNKNOWN}
-    if not isinstance(env, ReplayingEnv):
+    if any(own is not None for own in played):
+        if (answer := env.replay(_after(lost, streams), played, calling)) is not None:
+            return Return(answer[0], played, [lost.get(lane) or reason for lane, reason in enumerate(answer[1])])
         lost |= {lane: "its environment cannot be brought back" for lane, own in enumerate(played) if own is not None}
-        played = [None] * len(steps)
-    begun = [NextEpisodes(stream) if lane in lost else stream for lane, stream in enumerate(streams)]
-    if isinstance(env, ReplayingEnv) and any(own is not None for own in played):
-        obs, reasons = env.replay(begun, played, calling)
-    else:
-        calling("reset")
-        obs, reasons = env.reset(begun), [""] * len(steps)
-    return Return(obs, played, [lost.get(lane) or reason for lane, reason in enumerate(reasons)])
+    calling("reset")
+    nothing: list[Played | None] = [None] * len(steps)
+    return Return(env.reset(_after(lost, streams)), nothing, [lost.get(lane, "") for lane in range(len(steps))])
+
+
+def _after(lost: Mapping[int, str], streams: Sequence[SeedStream]) -> list[SeedStream]:
+    """The episodes of these streams, from the next ones on in lanes whose episode is lost."""
+    return [NextEpisodes(stream) if lane in lost else stream for lane, stream in enumerate(streams)]
 
 
 @dataclass(frozen=True, slots=True)

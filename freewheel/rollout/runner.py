@@ -104,7 +104,7 @@ class Runner:
     ) -> None:
         streams = [factory.episodes(lane) for lane in lanes]
         author = author or Author(factory.seed, lanes, streams=streams, first_worker=factory.first_worker)
-        self.env = factory.make(lanes) if env is None else env
+        self.env = factory.env(lanes) if env is None else env
         self.produced = 0  # rows whose step returned
         self.open = 0  # of these, in a chunk that is still being written
         self.rows = 0  # valid rows of the last step

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any, Protocol, runtime_checkable
@@ -16,15 +17,14 @@ from freewheel.rollout.runner import INFER, STEP, WRITE, Author, Runner
 WRITERS = 64  # row writers kept at most
 
 
-@runtime_checkable
-class SingleEnv(Env, Protocol):
+class SingleEnv(Env):
     """An Env of one lane that can be stepped without arrays."""
 
-    @property
-    def first(self) -> NDArray: ...  # [1, D] where `reset` and `autoreset` write an episode's first observation
-    @property
-    def after(self) -> Step: ...  # arrays of every Step; `step_one` writes next_obs, and measures where an episode ends
+    first: NDArray  # [1, D] where `reset` and `autoreset` write an episode's first observation
+    after: Step  # arrays of every Step; `step_one` writes next_obs, and measures where an episode ends
+
     # reward, terminated, truncated; or a whole Step where something failed
+    @abstractmethod
     def step_one(self, action: Any) -> tuple[float, bool, bool] | Step: ...
 
 

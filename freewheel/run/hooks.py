@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from freewheel.config.resolve import Config
-from freewheel.core import MOST_CONTEXTS, AdjustableLearner, Episode, Learner, Metrics, NDArray, RowCounts, Tick
+from freewheel.core import MOST_CONTEXTS, Episode, Learner, Metrics, NDArray, RowCounts, Tick
 from freewheel.errors import UsageError, nearest
-from freewheel.learn.spec import SharingLearner
 from freewheel.metrics.meter import Meter
 from freewheel.registry import own_module, refuse_builtin
 from freewheel.run.ending import Ending
@@ -94,13 +93,13 @@ class Run:
     def learning_rate(self) -> float:
         """Adam's step size in the next update. What is assigned stays until it is assigned again: a schedule of the algorithm
         (ppo.lr_schedule) has no effect after that."""
-        return self._adjustable.learning_rate
+        return self._adjustable().learning_rate
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         if not (math.isfinite(value) and value > 0):
             raise ValueError(f"run.learning_rate must be a positive number, not {value}")
-        self._adjustable.learning_rate = self._rate = float(value)
+        self._adjustable().learning_rate = self._rate = float(value)
 
     @property
     def contexts(self) -> NDArray:
@@ -142,13 +141,13 @@ class Run:
         """A copy of all that the learner has learned, by name: weights of its policy and critics, and running statistics. What
         is assigned has the same names and shapes; its optimiser and its rows stay as they are. Assigned in on_publish, it is
         what is sent to those who act."""
-        return self._sharing.learned()
+        return self._learned()
 
     @learned.setter
     def learned(self, learned: Mapping[str, NDArray]) -> None:
-        if problem := misfit(learned, self._sharing.learned()):
+        if problem := misfit(learned, self._learned()):
             raise ValueError(f"run.learned: {problem}")
-        self._sharing.adopt(learned)
+        self._learner.adopt(learned)
 
     def check(self) -> None:
         """Call it now and then in a hook that waits: rows of metrics are written when they are due, and the run ends if a signal
@@ -178,18 +177,16 @@ class Run:
         """The reason that a hook gave to `stop`; empty while the run goes on."""
         return self._reason
 
-    @property
-    def _sharing(self) -> SharingLearner:
-        if isinstance(self._learner, SharingLearner):
-            return self._learner
-        remedy = "give its Learner `learned` and `adopt` (freewheel.learn.spec.SharingLearner)"
+    def _learned(self) -> dict[str, NDArray]:
+        if (found := self._learner.learned()) is not None:
+            return found
+        remedy = "give its Learner `learned` and `adopt` (freewheel.core.Learner)"
         raise ValueError(f"{self._plan.config.algo} does not hand over what it has learned: {remedy}")
 
-    @property
-    def _adjustable(self) -> AdjustableLearner:
-        if isinstance(self._learner, AdjustableLearner):
+    def _adjustable(self) -> Learner:
+        if not math.isnan(self._learner.learning_rate):
             return self._learner
-        remedy = "give its Learner a property `learning_rate` (freewheel.core.AdjustableLearner)"
+        remedy = "give its Learner a property `learning_rate` (freewheel.core.Learner)"
         raise ValueError(f"{self._plan.config.algo} has no learning rate that can be changed: {remedy}")
 
 

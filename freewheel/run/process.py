@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar
 from threadpoolctl import threadpool_limits
 
 from freewheel.collect.mode import WorkersConfig
-from freewheel.core import Collector, Env, MainThreadCollector, MakeExecutor, NDArray, Played, ReplayingEnv, SeedStream
+from freewheel.core import Collector, Env, MakeExecutor, NDArray, Played, SeedStream
 from freewheel.envs.lane import Lane
 from freewheel.errors import SIGNALLED, EnvError, SetupError
+from freewheel.registry import changed, with_defaults
 from freewheel.rollout.factory import MakeEnv
 from freewheel.rollout.probe import usable_cores
 from freewheel.rollout.whereabouts import CALL, CONSTRUCT, ELSEWHERE, PHASE, RESET, SINCE, cells
@@ -121,7 +122,7 @@ def learner_stream(device: str) -> AbstractContextManager[object]:
 
 def beside(collector: Collector, work: Callable[[], Out], device: str) -> Out:
     """Work in a thread where the simulation has to run in the main thread and the collector can serve it there."""
-    if not isinstance(collector, MainThreadCollector):
+    if not collector.main_thread:
         return work()
 
     def on_stream() -> Out:
@@ -352,7 +353,7 @@ class Wrap(Protocol):
 
 
 Replay: TypeAlias = Callable[
-    [Sequence[SeedStream], Sequence[Played | None], Callable[[str], None]], tuple[NDArray, list[str]]
+    [Sequence[SeedStream], Sequence[Played | None], Callable[[str], None]], tuple[NDArray, list[str]] | None
 ]
 
 
@@ -363,32 +364,36 @@ def place_of(call: Callable[..., object]) -> str:
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
-class WrappedEnv:
-    """An Env whose steps and resets are wrapped."""
+def wrapped(env: Env[Any], step: Wrap, reset: Wrap, stop: Stop) -> Env[Any]:
+    """The same Env, with its steps and resets wrapped."""
+    env = with_defaults(env, Env)
+    found: Env[Any] = changed(
+        env,
+        Env,
+        step=step(env.step),
+        reset=reset(env.reset),
+        autoreset=reset(env.autoreset),
+        replay=_watched_replay(reset(env.replay)),
+        close=partial(stop.close, env.close),
+    )
+    return found
 
-    def __init__(self, env: Env[Any], step: Wrap, reset: Wrap, stop: Stop) -> None:
-        self.step, self.reset, self.autoreset = step(env.step), reset(env.reset), reset(env.autoreset)
-        self.spec, self.set_context, self.render = env.spec, env.set_context, env.render
-        self.close = partial(stop.close, env.close)
-        if isinstance(env, ReplayingEnv):
-            self.replay = self._watched_replay(reset(env.replay))
 
-    @staticmethod
-    def _watched_replay(again: Replay) -> Replay:
-        """Each call of the environment has its own time."""
+def _watched_replay(again: Replay) -> Replay:
+    """Each call of the environment has its own time."""
 
-        def replay(
-            seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
-        ) -> tuple[NDArray, list[str]]:
-            def called(what: str) -> None:
-                calling(what)
-                cells[SINCE] = time.monotonic_ns()
-                if cells[PHASE] != ELSEWHERE:
-                    cells[PHASE] = RESET if what == "reset" else CALL
+    def replay(
+        seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+    ) -> tuple[NDArray, list[str]] | None:
+        def called(what: str) -> None:
+            calling(what)
+            cells[SINCE] = time.monotonic_ns()
+            if cells[PHASE] != ELSEWHERE:
+                cells[PHASE] = RESET if what == "reset" else CALL
 
-            return again(seeds, played, called)
+        return again(seeds, played, called)
 
-        return replay
+    return replay
 
 
 def watched(make: MakeEnv, stop: Stop) -> MakeEnv:
@@ -396,7 +401,7 @@ def watched(make: MakeEnv, stop: Stop) -> MakeEnv:
 
     def make_watched(lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
         construct, reset, step = (stop.guard(ELSEWHERE if processes else phase) for phase in (CONSTRUCT, RESET, CALL))
-        return WrappedEnv(construct(make)(lanes, processes=processes, fault_tolerant=fault_tolerant), step, reset, stop)
+        return wrapped(construct(make)(lanes, processes=processes, fault_tolerant=fault_tolerant), step, reset, stop)
 
     return make_watched
 

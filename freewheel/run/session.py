@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from freewheel.core import Collector, GraphedLearner, RowCounts, Snapshot, Tick
+from freewheel.collect.mode import make_collector
+from freewheel.core import Collector, RowCounts, Snapshot, Tick
 from freewheel.errors import SIGNALLED, CollectorLostError, DiskError, EnvError, FreewheelError, NothingLearnedError
 from freewheel.learn.finite import Judge
 from freewheel.ledger import balance, settle, total
@@ -135,7 +136,7 @@ class Session:
         spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder, trace=self._trace)
         evaluating = open_evaluator(planned, factory)
         with self._ending.leaving(evaluating, "closing the environments of evaluations") as evaluator:
-            collector = planned.config.collector.build(factory, spec)
+            collector = make_collector(planned.config.collector, factory, spec)
             if self._earlier is not None:
                 collector.load_state_dict(self._earlier.state.collector)
             with self._ending.leaving(collector, "closing the environments"):
@@ -151,7 +152,7 @@ class Session:
                     self._go_on(self._earlier, collector, self._schedule)
                 # Not before: what the collector has started would have the lower priority as well.
                 work = process.lower_priority(planned)(partial(self._loop, collector, self._schedule))
-                ended = process.beside(collector, work, planned.device) if spec.simulation.main_thread else work()
+                ended = process.beside(collector, work, planned.device)
             self._close(self._schedule)
         return ended
 
@@ -291,7 +292,7 @@ class Session:
         row = self._meter.row(self._rows, self._stats or collector.stats(), self._learner.buffer_util)
         row |= {"slept_s": self._slept_s()} | ({} if self._schedule is None else self._schedule.progress)
         self._note(*self._pauses.new(), *self._together.told(collector.messages()))
-        if self._plan.device != "cpu" and isinstance(self._learner, GraphedLearner) and not self._fallback:
+        if self._plan.device != "cpu" and not self._fallback:
             self._fallback = self._learner.fallback
             if self._fallback:
                 self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")

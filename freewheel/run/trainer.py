@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.config.resolve import Config
-from freewheel.core import Sink
-from freewheel.learn.spec import Services
+from freewheel.learn.spec import Services, make_learner
 from freewheel.metrics.meter import Meter
 from freewheel.metrics.names import kinds_of_time
 from freewheel.run import process
@@ -30,7 +29,7 @@ from freewheel.run.schedule.recorder import Recorder
 from freewheel.run.session import Listeners, Session
 from freewheel.run.watchdog import Watchdog
 from freewheel.sinks.outlets import Outlets
-from freewheel.sinks.sink import Outputs, RunInfo, chosen
+from freewheel.sinks.sink import Outputs, RunInfo, Sink, chosen
 from freewheel.sinks.timeline import TimelineSink
 from freewheel.timeline.parties import SAVER, LearnerTracks, doing, timed_executors
 from freewheel.timeline.recording import Recording
@@ -137,7 +136,7 @@ def train_part(
             trace = Recording(kinds_of_time())
             executors = timed_executors(executors, trace) if isinstance(executors, Executors) else executors
         services = _services(beside := KnownExecutors(executors), meter, stop, crew)
-        learner = planned.config.learner.build(replace(planned.learner_spec, services=services))
+        learner = make_learner(planned.config.learner, replace(planned.learner_spec, services=services))
         if earlier is None:
             stop.begin()
             if claim:

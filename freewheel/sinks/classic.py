@@ -46,7 +46,7 @@ def _counters(name: str, row: Mapping[str, Any]) -> str:
 
 
 class ClassicSink:
-    """Prints these lines and nothing else, for runs that are part of something larger. Implements core.Sink."""
+    """Prints these lines and nothing else, for runs that are part of something larger. Implements sink.Sink."""
 
     direct = True
 

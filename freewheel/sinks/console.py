@@ -49,7 +49,7 @@ ENDINGS = {"steps": "all steps taken", "minutes": "time is up", "episodes": "all
 
 
 class ConsoleSink:
-    """Prints a run. Implements core.Sink.
+    """Prints a run. Implements sink.Sink.
 
     `classic`: these lines instead of the panel or plain lines; `setup`: which targets the run can reach.
     """

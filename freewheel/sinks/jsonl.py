@@ -14,7 +14,7 @@ KEPT = 10_000  # rows that wait at most while the disk takes none; then the olde
 
 
 class JsonlSink:
-    """Rows that cannot be written wait (files/lines.py). Implements core.Sink."""
+    """Rows that cannot be written wait (files/lines.py). Implements sink.Sink."""
 
     direct = True  # cheap enough for the thread of the training
 

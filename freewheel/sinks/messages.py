@@ -18,7 +18,7 @@ LONGEST = 4_000  # characters
 
 
 class MessagesSink:
-    """A message that the disk does not take is lost here: it was on the screen. Implements core.Sink."""
+    """A message that the disk does not take is lost here: it was on the screen. Implements sink.Sink."""
 
     direct = True  # messages are rare
 

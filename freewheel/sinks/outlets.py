@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from freewheel.core import Sink
 from freewheel.errors import FreewheelError, SetupError
-from freewheel.sinks.sink import RunInfo, SinkEntry
+from freewheel.sinks.sink import RunInfo, Sink, SinkEntry
 from freewheel.transport.background import BackgroundCalls
 
 FAILURES = 3  # in a row, after which a sink gets nothing more
@@ -84,7 +83,7 @@ class Outlet:
 
 
 class Outlets:
-    """The sinks of a run as one. Implements core.Sink."""
+    """The sinks of a run as one. Implements sink.Sink."""
 
     def __init__(self) -> None:
         self._outlets: list[Outlet] = []

@@ -6,13 +6,20 @@ import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
-from freewheel.core import Sink
 from freewheel.errors import SetupError
 from freewheel.metrics.meter import Budget
 from freewheel.metrics.targets import Setup
 from freewheel.registry import Registry
+
+
+class Sink(Protocol):
+    """A destination for the results of a run."""
+
+    def write(self, row: Mapping[str, Any]) -> None: ...  # one row of metrics
+    def note(self, text: str) -> None: ...  # a message for the user
+    def close(self, summary: Mapping[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)

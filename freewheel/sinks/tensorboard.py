@@ -105,7 +105,7 @@ class EventFile:
 
 
 class TensorBoardSink:
-    """RUN/tensorboard. Its calls are made in a thread of their own. Implements core.Sink."""
+    """RUN/tensorboard. Its calls are made in a thread of their own. Implements sink.Sink."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run

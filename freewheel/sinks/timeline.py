@@ -18,7 +18,7 @@ PATIENCE = 5.0  # seconds for the last one
 
 
 class TimelineSink:
-    """Implements core.Sink."""
+    """Implements sink.Sink."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording

@@ -109,7 +109,7 @@ def how_to_sync(folder: Path) -> str:
 
 
 class WandbSink:
-    """RUN/wandb. Its calls are made in a thread of their own. Implements core.Sink."""
+    """RUN/wandb. Its calls are made in a thread of their own. Implements sink.Sink."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run

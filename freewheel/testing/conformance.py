@@ -1,4 +1,4 @@
-"""Conformance kits: one for each Protocol of core.py; they raise AssertionError if an implementation breaks its contract."""
+"""Conformance kits: one for each base of core.py. They raise AssertionError if an implementation breaks its contract."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 
 from freewheel.core import (
     NO_CONTEXT,
-    BufferedLearner,
     Chunk,
     Collector,
     Env,
@@ -24,6 +23,7 @@ from freewheel.core import (
     to_numpy,
 )
 from freewheel.errors import SetupError
+from freewheel.registry import with_defaults
 from freewheel.rollout.probe import random_actions
 from freewheel.seeding import drawn, generator, training_episodes
 
@@ -282,7 +282,7 @@ def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chu
 
     A state does not hold rows that still wait, so chunks must fill batches exactly.
     """
-    learner, twin = make(), make()
+    learner, twin = (with_defaults(make(), Learner) for _ in range(2))
     observed = 0
     for turn in range(3):
         while not learner.ready:
@@ -318,11 +318,10 @@ def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chu
 def copy_state(learner: Learner, twin: Learner) -> None:
     """What a resumed run does: the state, then the rows of buffers."""
     twin.load_state_dict({name: np.array(to_numpy(value)) for name, value in learner.state_dict().items()})
-    if isinstance(learner, BufferedLearner) and isinstance(twin, BufferedLearner):
-        buffers = twin.buffers()
-        for name, buffer in learner.buffers().items():
-            first = buffer.added - buffer.count
-            buffers[name].write(first, buffer.read(first, buffer.added))
+    buffers = twin.buffers()
+    for name, buffer in learner.buffers().items():
+        first = buffer.added - buffer.count
+        buffers[name].write(first, buffer.read(first, buffer.added))
 
 
 def _runs(chunks: Sequence[Chunk]) -> Sequence[Sequence[Chunk]]:

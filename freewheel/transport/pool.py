@@ -11,7 +11,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from freewheel.core import CAUSES, WORKER_TIME, Array, Chunk, Origin, RowCounts, Snapshot
+from freewheel.core import CAUSES, WORKER_TIME, Array, Chunk, Collector, Origin, RowCounts, Snapshot
 from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.control import Settings
 from freewheel.pacing.pacing import NO_VERSION, CreditPacing
@@ -47,8 +47,8 @@ class Assembly(Protocol):
     def wait(self, wire: Wire) -> None: ...  # called before every wait
 
 
-class WorkerPool:
-    """Implements core.Collector and metrics.workers.ObservedCollector."""
+class WorkerPool(Collector):
+    """A Collector over any wire."""
 
     def __init__(self, wire: Wire, assembly: Assembly, spec: CollectSpec, patience: float = math.inf) -> None:
         self.wire, self._assembly, self._patience = wire, assembly, patience
@@ -145,10 +145,10 @@ class WorkerPool:
         turns, steps = pacing.cells["turns"][0] or pacing.workers, pacing.cells["steps"][0]
         return {**found, "workers/turns": float(turns), "fragment/steps": float(steps)}
 
-    def plant(self) -> tuple[Settings, Settings, Settings]:
-        """Implements pacing.control.AdjustableCollector."""
+    def plant(self) -> tuple[Settings, Settings, Settings] | None:
         pacing, room = self._pacing, self.wire.slots
-        assert isinstance(pacing, CreditPacing), "--adapt is an option of modes with such a pacing"
+        if not isinstance(pacing, CreditPacing):
+            return None
         turns, steps, slots = (pacing.cells[name][0] for name in ("turns", "steps", "slots"))
         present = Settings(turns or pacing.workers, steps, min(slots or room, room))
         return Settings(1, 1, min(2, room)), present, Settings(pacing.workers, pacing.steps, room)
@@ -156,7 +156,7 @@ class WorkerPool:
     def adjust(self, settings: Settings) -> None:
         """From the next fragments on. The pacing's promises do not depend on these cells."""
         pacing = self._pacing
-        assert isinstance(pacing, CreditPacing), "see `plant`"
+        assert isinstance(pacing, CreditPacing), "`plant` has no settings for others"
         pacing.cells["steps"][0], pacing.cells["slots"][0] = settings.fragment, settings.slots
         self._permits.wake(self._permits.locked(pacing.set_turns, settings.workers))
 

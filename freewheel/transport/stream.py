@@ -337,11 +337,20 @@ def _any_tensor(snapshot: Snapshot) -> Any:
 
 
 class SimulationCollector(WorkerPool):
-    """A pool over a StreamWire. Implements core.Collector, core.EvaluatingCollector and core.MainThreadCollector."""
+    """A pool over a StreamWire."""
 
     def __init__(self, wire: StreamWire, assembly: Assembly, spec: CollectSpec) -> None:
         super().__init__(wire, assembly, spec)
-        self.serve, self.stop, self.eval_episodes = wire.serve, wire.stop, wire.eval_episodes
+        self._simulation, self.main_thread = wire, spec.simulation.main_thread
+
+    def serve(self) -> None:
+        self._simulation.serve()
+
+    def stop(self) -> None:
+        self._simulation.stop()
+
+    def eval_episodes(self) -> list[Episode]:
+        return self._simulation.eval_episodes()
 
 
 def simulation_wire(

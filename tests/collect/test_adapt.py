@@ -14,7 +14,7 @@ from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
 from freewheel.core import Chunk, Collector, RowCounts, Snapshot
 from freewheel.ledger import balance
-from freewheel.pacing.control import AdjustableCollector, Settings
+from freewheel.pacing.control import Settings
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.testing.conformance import check_collector
 
@@ -29,8 +29,9 @@ MODES: dict[str, ContinuousConfig | EpisodesConfig] = {
 
 def restless(collector: Collector, seed: int = 0) -> Collector:
     """It is given other settings before every look for rows."""
-    assert isinstance(collector, AdjustableCollector)
-    least, _, most = collector.plant()
+    settings = collector.plant()
+    assert settings is not None
+    least, _, most = settings
     rng, collect, adjust = random.Random(seed), collector.collect, collector.adjust
 
     def changing(wait: bool) -> Sequence[Chunk[Any]]:
@@ -87,8 +88,9 @@ def test_parked_workers_rest_and_fragments_have_the_length_that_is_asked_for(
         workers=4, envs_per_worker=1, num_envs=4, collection_batch_size=1, max_lag=100, adapt=True
     )
     with config.build(factory, spec(16, lanes=4)) as collector:
-        assert isinstance(collector, AdjustableCollector)
-        least, present, most = collector.plant()
+        settings = collector.plant()
+        assert settings is not None
+        least, present, most = settings
         assert (least.fragment, present.fragment, most.fragment) == (1, 1, 16)
         assert present.workers == most.workers == 4
         collector.publish(snapshot(0), 0)

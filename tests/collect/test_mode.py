@@ -140,7 +140,26 @@ def test_a_plan_keeps_the_given_numbers_and_chooses_the_rest(
     planned = config.planned(cost)
     assert (planned.workers, planned.envs_per_worker, planned.num_envs) == plan
     assert planned.worker_count == planned.env_processes == plan[0]
+    assert planned.numbers == config.chosen(cost) == plan[:2]
+    assert (planned.worker_count, planned.lanes) == (plan[0], plan[2])
     assert planned.planned(SLEEPING) == planned, "planning again changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("given", "least"),
+    [
+        ({}, (1, 1, 1)),
+        ({"workers": 3}, (3, 1, 3)),
+        ({"envs_per_worker": 4}, (1, 4, 4)),
+        ({"num_envs": 12}, (1, 12, 12)),
+        ({"workers": 3, "num_envs": 12}, (3, 4, 12)),
+        ({"envs_per_worker": 4, "num_envs": 12}, (1, 12, 12)),
+        ({"workers": 2, "envs_per_worker": 3}, (2, 3, 6)),
+    ],
+)
+def test_what_is_still_to_be_chosen_counts_as_one(given: dict[str, Any], least: tuple[int, int, int]) -> None:
+    config = ContinuousConfig(**given)
+    assert (*config.numbers, config.lanes) == least
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 
 from freewheel.cli import main as cli
 from freewheel.collect.sequential import SequentialConfig
-from freewheel.core import BatchSpec, Chunk, RowCounts, Snapshot
+from freewheel.core import BatchSpec, Chunk, Learner, RowCounts, Snapshot
 from freewheel.envs.gym import GymConfig
 from freewheel.ledger import balance
 from freewheel.loop import loop
@@ -31,7 +31,7 @@ from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.whereabouts import CALL, RESET
 from freewheel.run.checkpoints.checkpoint import LEARNER
-from freewheel.run.process import Interrupted, Stop, WrappedEnv
+from freewheel.run.process import Interrupted, Stop, wrapped
 from freewheel.run.saved import open_run
 from tests.support.chaos import MODES, Trial, every, hang_a_worker_of_each, idle, kill, modes, tokens, trial, world
 from tests.support.places import LONG
@@ -239,7 +239,7 @@ def test_a_crawling_env_does_not_delay_the_end(server: Server, tmp_path: Path) -
     assert summary_of(tmp_path, "cut")["ended"] == "interrupted (SIGTERM)"
 
 
-class Counting:
+class Counting(Learner):
     def __init__(self, snapshot: Snapshot) -> None:
         self.version, self._snapshot = 0, snapshot
         self.queued = self.trained = 0
@@ -248,7 +248,13 @@ class Counting:
     def ready(self) -> bool:
         return self.queued > 0
 
-    hungry, buffer_util = True, 0.0
+    @property
+    def hungry(self) -> bool:
+        return True
+
+    @property
+    def buffer_util(self) -> float:
+        return 0.0
 
     def observe(self, chunk: Chunk[Any]) -> None:
         self.queued += chunk.rows
@@ -303,7 +309,7 @@ def test_a_signal_at_any_line_loses_no_row(step: int) -> None:
     def run_until(line: int) -> tuple[bool, int, RowCounts]:
         stop = Stop()
         stop.begin()
-        env = WrappedEnv(world.make(range(2)), stop.guard(CALL), stop.guard(RESET), stop)
+        env = wrapped(world.make(range(2)), stop.guard(CALL), stop.guard(RESET), stop)
         factory = RunnerFactory(lambda lanes, processes=False, fault_tolerant=False: env, make_actor(policy), 0)
         collector, learner = (
             SequentialConfig(2).build(factory, CollectSpec(env=env.spec, batch=BatchSpec(2, env.spec.lanes))),

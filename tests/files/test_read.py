@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import time
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -288,6 +289,42 @@ def test_a_wrong_value_is_named_with_its_place(change: dict[str, Any], message: 
     with pytest.raises(FileError, match=message) as caught:
         read.record(Outer, GOOD | change, "f")
     one_line(caught.value)
+
+
+@dataclass(frozen=True)
+class Size:
+    width: int
+    height: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box:
+    name: str
+    size: Size = field(metadata=read.PART)
+    full: bool
+
+
+def test_the_values_of_a_part_stand_among_the_others() -> None:
+    box = Box(name="a", size=Size(2, 3), full=True)
+    assert list(read.flat(box).items()) == [("name", "a"), ("width", 2), ("height", 3), ("full", True)]
+    assert list(read.hints_of(Box)) == ["name", "width", "height", "full"]
+    assert read.record(Box, read.flat(box), "it") == box
+    assert read.record(Box, {"name": "a", "width": 2, "full": True}, "it").size == Size(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"width": None}, "width of it should be a whole number, not None"),
+        ({"size": {"width": 1}}, "it has 'size', which is not known here"),
+        ({"depth": 1}, "it has 'depth', which is not known here"),
+    ],
+)
+def test_a_wrong_value_of_a_part_is_named_like_any_other(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(FileError, match=re.escape(message)):
+        read.record(Box, {"name": "a", "width": 2, "full": True, **change}, "it")
+    with pytest.raises(FileError, match="it has no 'width'"):
+        read.record(Box, {"name": "a", "full": True}, "it")
 
 
 def test_the_last_lines_are_those_that_are_whole(tmp_path: Path) -> None:

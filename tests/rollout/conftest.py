@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from freewheel.core import ActionSpec, Decision, EnvSpec, Failure, NDArray, SeedStream, Slice, Snapshot, Step
+from freewheel.core import ActionSpec, Decision, Env, EnvSpec, Failure, NDArray, SeedStream, Slice, Snapshot, Step
 from freewheel.rollout.factory import RunnerFactory
 
 #: (step of the run, lane) -> fields of the Step with other values, "fail" or "raise"; step -1 is the first reset.
@@ -25,13 +25,13 @@ class Clock:
         return self.now
 
 
-class CountingEnv:
+class CountingEnv(Env):
     """Lane i plays episodes of i + 2 steps: even ones are terminated, odd ones truncated. An observation is (lane, episode,
     step), the reward is 100 × lane + 10 × episode + step. The arrays are reused at every step."""
 
     def __init__(self, lanes: int, clock: Clock, faults: Faults | None = None) -> None:
         everything = Slice("obs", 0, 3, (3,))
-        self.spec = EnvSpec(
+        self._spec = EnvSpec(
             "Counting-v0", lanes, 3, "float32", (everything,), ActionSpec("discrete", 4), measures=("number",)
         )
         self.seeds: list[list[int]] = []
@@ -46,6 +46,10 @@ class CountingEnv:
         self._reward = np.zeros(lanes, np.float32)
         self._terminated, self._truncated, self._valid = np.zeros((3, lanes), np.bool_)
         self._measures = np.zeros((lanes, 1), np.float32)
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
 
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         self._streams = list(seeds)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import freewheel
+from freewheel.config.flags import values
 from freewheel.config.resolve import Config, from_argv, from_options
 from freewheel.errors import EnvError, SetupError, UsageError
 from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, usable_cores
@@ -43,6 +44,14 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def planned(tmp_path: Path, **options: Any) -> Plan:
     return plan(from_options(COUNTER, {"runs_dir": tmp_path, **options}))
+
+
+@pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
+def test_a_plan_leaves_no_number_of_a_mode_to_be_chosen(tmp_path: Path, costs: Any, mode: str) -> None:
+    """A number that is missing would count as one."""
+    costs(COMPUTING)
+    config = planned(tmp_path, mode=mode).config
+    assert "auto" not in [*values(config.collector).values(), config.run.num_steps_per_env]
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from freewheel.core import Sink
 from freewheel.metrics.meter import Budget
 from freewheel.metrics.targets import Setup
 from freewheel.sinks import console
 from freewheel.sinks.classic import ClassicLines, ClassicSink
 from freewheel.sinks.console import ConsoleSink
-from freewheel.sinks.sink import RunInfo
+from freewheel.sinks.sink import RunInfo, Sink
 from tests.support.golden import assert_golden
 
 TITLE = "CartPole-v1  ppo  lockstep"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from freewheel.core import Sink
 from freewheel.files import lines
 from freewheel.sinks import jsonl
 from freewheel.sinks.jsonl import JsonlSink
+from freewheel.sinks.sink import Sink
 from tests.support.failing_disk import FailingDisk
 
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from freewheel.core import Sink
 from freewheel.errors import SetupError
 from freewheel.metrics.meter import Budget
 from freewheel.sinks import outlets
 from freewheel.sinks.outlets import FAILURES, Outlets
-from freewheel.sinks.sink import RunInfo, SinkEntry
+from freewheel.sinks.sink import RunInfo, Sink, SinkEntry
 
 INFO = RunInfo(path=Path("runs/x"), title="x", budget=Budget(steps=100), algorithm="ppo", mode="batch")
 

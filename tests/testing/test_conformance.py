@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from freewheel.core import Array, BatchSpec, Chunk, Env, EnvSpec, Failure, NDArray, SeedStream, Snapshot, Step
+from freewheel.core import Array, BatchSpec, Chunk, Env, EnvSpec, Failure, Learner, NDArray, SeedStream, Snapshot, Step
 from freewheel.envs.gym import GymConfig
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
@@ -23,7 +23,7 @@ from freewheel.rollout.runner import Runner
 from freewheel.testing.conformance import check_env, check_learner, check_runner
 
 
-class Honest:
+class Honest(Env):
     """A correct Env; each subclass breaks one rule."""
 
     world = GymConfig("tests.support.worlds:IdentityBox", {"length": 5}, measures=("count",))
@@ -384,3 +384,21 @@ def test_a_learner_that_does_not_conform_is_caught(kind: type[PPO], complaint: s
     made, policy = recipe("Drifting")
     with pytest.raises(AssertionError, match=complaint):
         check_learner(lambda: learner(policy, kind), acting(made))
+
+
+class Borrowed:
+    """A learner that derives from nothing of ours, and has only what every learner must have."""
+
+    def __init__(self, own: PPO) -> None:
+        self._own, self.observe, self.snapshot, self.rows = own, own.observe, own.snapshot, own.rows
+        self.update, self.state_dict, self.load_state_dict = own.update, own.state_dict, own.load_state_dict
+
+    version = property(lambda self: self._own.version)
+    ready = property(lambda self: self._own.ready)
+    hungry = property(lambda self: self._own.hungry)
+    buffer_util = property(lambda self: self._own.buffer_util)
+
+
+def test_a_learner_need_not_derive_from_the_base() -> None:
+    made, policy = recipe("Drifting")
+    check_learner(lambda: cast(Learner, Borrowed(learner(policy))), acting(made))

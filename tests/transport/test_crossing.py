@@ -119,7 +119,7 @@ class Apart:
                 del held
                 while sum(chunk.rows for chunk in kept) < (version + 1) * ROWS:
                     weight = self._learn(weight, collector.collect(wait=True), kept)
-            self.evaluated = collector.eval_episodes()  # type: ignore[attr-defined]
+            self.evaluated = collector.eval_episodes() or []
         return kept
 
     def _learn(self, weight: Any, chunks: Sequence[Chunk[Tensor]], kept: list[Chunk[Tensor]]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from freewheel.core import Array, Chunk, Metrics, NDArray, RowCounts, Snapshot, to_numpy
+from freewheel.core import Array, Chunk, Learner, Metrics, NDArray, RowCounts, Snapshot, to_numpy
 from freewheel.errors import SetupError
 from freewheel.learn.chunks import under
 from freewheel.learn.finite import STATISTICS, is_finite
@@ -24,12 +24,10 @@ from freewheel.policies.nets import PolicyNet, TensorPolicy
 from freewheel.seeding import generator, tree
 
 
-class PPO:
-    """Learns from batches of exactly S rows, or of so many episodes.
+class PPO(Learner):
+    """Learns from batches of exactly S rows, or of so many episodes."""
 
-    Implements core.Learner, core.GraphedLearner, core.SkippingLearner, core.AdjustableLearner and spec.SharingLearner.
-    """
-
+    not_finite: str = ""
     remedy = "lower --ppo.lr, or scale rewards (--ppo.reward-scale returns)"
 
     def __init__(self, config: PPOConfig, spec: LearnerSpec) -> None:
@@ -38,7 +36,6 @@ class PPO:
         self.engine = build_engine(config, spec)
         self._buffer: RolloutBuffer[Any] = RolloutBuffer(spec.batch.lanes if simulated else None)
         self._trained = self._skipped = self._stale = 0
-        self.not_finite = ""
         self._in_use = 0  # rows of an update that is under way, or was cut short
         self._lr: float | None = None  # assigned; None: by the schedule
         self._agreed: float | None = None  # the part of the run that is done, as several learners have counted it
@@ -53,10 +50,6 @@ class PPO:
     @property
     def ready(self) -> bool:
         return self._filled >= 1
-
-    @property
-    def hungry(self) -> bool:
-        return not self.ready
 
     @property
     def buffer_util(self) -> float:

@@ -18,6 +18,7 @@ from freewheel.learn.ppo.targets import BREAKABLE, KL, LOSSES, Coefficients, Eve
 from freewheel.learn.spec import LearnerSpec
 from freewheel.learn.together import NO_GRAPH, Split, first_of, standards, sum_gradients
 from freewheel.policies.nets import TensorPolicy
+from freewheel.policies.torch_private import norms, scale_all
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator_state, restore_generator
 
@@ -176,7 +177,7 @@ class TorchEngine:
         (losses[0] + self.config.value * losses[1] - self._entropy * losses[2]).backward()
         with torch.no_grad():
             shown = sum_gradients(self._peers, self._adam.parameters, losses.detach(), self._share)
-            self._norm.copy_(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self._grads))))
+            self._norm.copy_(torch.linalg.vector_norm(torch.stack(norms(self._grads))))
             self._kl.copy_(shown[KL])
             self._sums[: NORM + 1] += torch.cat([shown, self._norm[None]])
             self._at += self._size
@@ -203,7 +204,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def _apply(self) -> None:
-        torch._foreach_mul_(self._grads, (self.config.max_grad_norm / (self._norm + 1e-6)).clamp(max=1.0))
+        scale_all(self._grads, (self.config.max_grad_norm / (self._norm + 1e-6)).clamp(max=1.0))
         self._adam.step()
 
     def inputs(self, obs: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def successors_for(config: SACConfig, spec: LearnerSpec) -> Successors | None:
 
 
 class SAC(ReplayLearner):
-    """Soft actor-critic over a replay buffer. Implements core.AdjustableLearner and spec.SharingLearner."""
+    """Soft actor-critic over a replay buffer."""
 
     remedy = "lower its lr, set critic_norm, or scale rewards"
     config: SACConfig

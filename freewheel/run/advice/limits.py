@@ -31,13 +31,13 @@ SPARE_PROCESSES = 8  # the server that forks, the survey, processes that evaluat
 
 def check_sizes(config: Config) -> None:
     """Refuse what cannot fit whatever the environment is like; nothing has been started."""
-    lanes, workers = _given(config)
+    collector = config.collector
+    lanes, workers = collector.lanes, collector.worker_count if isinstance(collector, WorkersConfig) else 0
     _check_episodes(config)
     needs = [] if config.env.on_device else [Need(lanes, "envs", LEAST_ENV, "--num-envs")]
     if workers:
         needs.append(Need(workers, "workers", WORKER_MEMORY, "--workers"))
-    steps = config.run.num_steps_per_env
-    batch = BatchSpec(steps=1 if steps == "auto" else steps, lanes=lanes)
+    batch = BatchSpec(steps=config.run.steps_per_env, lanes=lanes)
     one, hidden, module = ((0, 1),), config.policy.hidden, config.policy.module
     least = PolicySpec(1, "float32", one, one, (), None, "categorical", 1, hidden, "tanh", 0.0, module)
     check_learner(config, LearnerSpec(policy=least, batch=batch, seed=0, total_steps=config.horizon), needs)
@@ -82,17 +82,6 @@ def check_machine(config: Config, processes: int) -> None:
     option = "--workers" if isinstance(config.collector, WorkersConfig) else "--num-envs"
     _check_descriptors(processes, option)
     _check_processes(processes, option)
-
-
-def _given(config: Config) -> tuple[int, int]:
-    """Environments and workers, as far as they were given."""
-    collector = config.collector
-    if not isinstance(collector, WorkersConfig):
-        return collector.lanes, 0
-    workers, each, lanes = (
-        1 if value == "auto" else value for value in (collector.workers, collector.envs_per_worker, collector.num_envs)
-    )
-    return max(lanes, workers * each), workers
 
 
 def _check_episodes(config: Config) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from freewheel.core import WORKER_TIME, Actor, Chunk, EnvSpec, Learner, NDArray, Origin
-from freewheel.learn.spec import ReplayConfig, Services
+from freewheel.learn.spec import ReplayConfig, Services, make_learner
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.runner import empty_transitions
 from freewheel.run.advice.throughput import PolicyTimes
@@ -118,7 +118,7 @@ def _ready(planned: Plan) -> tuple[_Steps, Learner, Actor]:
     algorithm: Any = planned.config.learner
     if hasattr(algorithm, "learning_starts"):  # then from the first rows
         algorithm = replace(algorithm, learning_starts=1)
-    learner = algorithm.build(replace(planned.learner_spec, services=services))
+    learner = make_learner(algorithm, replace(planned.learner_spec, services=services))
     actor = make_actor(planned.policy)()
     actor.load(learner.snapshot())
     return steps, learner, actor

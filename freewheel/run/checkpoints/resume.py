@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.config.resolve import Config, LimitOptions
-from freewheel.core import Sink
 from freewheel.errors import CheckpointError, FileError
 from freewheel.files import origin
 from freewheel.files.read import json_object
@@ -22,6 +21,7 @@ from freewheel.run.naming import CHECKPOINTS, CONFIG, METRICS, SUMMARY
 from freewheel.run.plan import print_line
 from freewheel.run.saved import SavedRun, lock_run, open_run
 from freewheel.run.trainer import Result, followed, run
+from freewheel.sinks.sink import Sink
 from freewheel.transport.learners.place import Place, of_torchrun
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from freewheel.core import Array, BufferedLearner, Collector, Learner, NDArray, Snapshot, to_numpy
+from freewheel.core import Array, Collector, Learner, NDArray, Snapshot, to_numpy
 from freewheel.errors import FreewheelError
 from freewheel.files.outage import Outage
 from freewheel.run.checkpoints import checkpoint
@@ -75,8 +75,7 @@ class Saver:
         self.track: Track | None = None  # of the timeline
         self._due = self._usual = perf_counter() + min(FIRST, every_s) if every_s else math.inf
         self.early = bool(every_s)  # the run has nothing to go on from, and has not learned anything yet
-        buffers = learner.buffers() if isinstance(learner, BufferedLearner) else {}
-        self._segments = {name: Segments(name, buffer) for name, buffer in buffers.items()}
+        self._segments = {name: Segments(name, buffer) for name, buffer in learner.buffers().items()}
         self._thread: ThreadExecutor | None = None
         self._writing: _Cut | None = None
         self._began = 0.0
@@ -86,11 +85,10 @@ class Saver:
         """Restore the learner from a checkpoint; later ones link its segments."""
         self.earlier = earlier
         self.learner.load_state_dict(earlier.state.learner)
-        if isinstance(self.learner, BufferedLearner):
-            for name, buffer in self.learner.buffers().items():
-                files = earlier.state.segments.get(name, [])
-                restore(name, buffer, files)
-                self._segments[name].found(files, buffer.added)
+        for name, buffer in self.learner.buffers().items():
+            files = earlier.state.segments.get(name, [])
+            restore(name, buffer, files)
+            self._segments[name].found(files, buffer.added)
         self._directory.store.go_back_to(earlier.saved.path)
         self.early = False
 

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 
 from freewheel.collect.mode import WORKER_MEMORY
-from freewheel.core import Collector, Env, EvaluatingCollector
+from freewheel.core import Collector, Env
 from freewheel.errors import SetupError
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.rollout.factory import RunnerFactory
@@ -57,7 +57,7 @@ def open_evaluator(plan: Plan, factory: RunnerFactory) -> Iterator[Evaluator | N
         cost = cost._replace(step=cost.step / len(lanes))
     if not separate:
         build = partial(
-            Rounds, lambda: playable(factory.make(lanes, fault_tolerant=True)), actor, options.eval_max_steps
+            Rounds, lambda: playable(factory.env(lanes, fault_tolerant=True)), actor, options.eval_max_steps
         )
         with closing(InlinePlayer(build)) as player:
             yield Players(lambda: player, plan.spec, len(lanes), cost, in_turn=True)
@@ -76,6 +76,6 @@ def reserved_lanes(plan: Plan, collector: Collector) -> Evaluator | None:
     options = plan.config.run.evaluation
     if not options.evals or not plan.spec.one_per_process:
         return None
-    if not isinstance(collector, EvaluatingCollector):
+    if collector.eval_episodes() is None:
         raise SetupError(f"{plan.spec.name} cannot be evaluated in mode {plan.config.mode}: use --evals 0")
     return ReservedLanes(collector, options.eval_episodes, plan.spec.measures)

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from typing_extensions import override
 
-from freewheel.core import Actor, Env, EnvSpec, Episode, EvaluatingCollector, Snapshot
+from freewheel.core import Actor, Collector, Env, EnvSpec, Episode, Snapshot
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.files.memory import free_memory
 from freewheel.rollout.factory import MakeActor, WorkerSpec
@@ -336,7 +336,7 @@ class ReservedLanes:
 
     in_turn = replays = False
 
-    def __init__(self, collector: EvaluatingCollector, episodes: int, measures: Sequence[str]) -> None:
+    def __init__(self, collector: Collector, episodes: int, measures: Sequence[str]) -> None:
         self._collector, self._measures = collector, measures
         self._latest: deque[Episode] = deque(maxlen=episodes)
 
@@ -351,7 +351,7 @@ class ReservedLanes:
 
     def poll(self, wait: float) -> Sequence[Score] | None:
         """What is ordered before the first episode has ended is scored when one has."""
-        self._latest.extend(self._collector.eval_episodes())
+        self._latest.extend(self._collector.eval_episodes() or ())
         if not self._latest:
             return None
         means = np.mean([episode.measures for episode in self._latest], axis=0).tolist()

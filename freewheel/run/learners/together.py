@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from freewheel.core import AdjustableLearner, Learner, RowCounts, Tick
+from freewheel.core import Learner, RowCounts, Tick
 from freewheel.errors import FreewheelError, PeerLostError
 from freewheel.ledger import settle, total
 from freewheel.metrics.meter import Budget, Meter
@@ -263,7 +263,7 @@ class Together:
         first, run, learner = said[0].word, self._own_part.run, self._own_part.learner
         if first.contexts != before[0].word.contexts:
             run.contexts = self._group.noted(f"contexts/{first.contexts}", LEAVING)
-        if not np.isnan(first.learning_rate) and isinstance(learner, AdjustableLearner):
+        if not np.isnan(first.learning_rate) and not np.isnan(learner.learning_rate):
             learner.learning_rate = first.learning_rate
 
     def _add_others(self, done: Mapping[str, int], said: Sequence[Said] = ()) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from freewheel.core import Collector, Learner
 from freewheel.files.lines import Lines
-from freewheel.pacing.control import AdjustableCollector, BurstLearner, Change, Plant, Settings, State, decide, within
+from freewheel.pacing.control import Change, Plant, Settings, State, decide, within
 from freewheel.run.plan import Plan
 
 FILE = "adapt.jsonl"  # in the run directory: one line for every change
@@ -22,14 +22,18 @@ class Adapting:
     """Carries out what pacing.control decides."""
 
     def __init__(
-        self, collector: AdjustableCollector, learner: Learner, path: Path, say: Callable[[str], None]
+        self,
+        collector: Collector,
+        settings: tuple[Settings, Settings, Settings],
+        learner: Learner,
+        path: Path,
+        say: Callable[[str], None],
     ) -> None:
-        """path: of the run."""
+        """settings: the collector's plant; path: of the run."""
         self._collector, self._learner, self._path, self._say = collector, learner, path / FILE, say
-        least, present, most = collector.plant()
-        if isinstance(learner, BurstLearner):
-            least, present = replace(least, burst=learner.burst), replace(present, burst=learner.burst)
-            most = replace(most, burst=BURSTS * learner.burst)
+        least, present, most = settings
+        least, present = replace(least, burst=learner.burst), replace(present, burst=learner.burst)
+        most = replace(most, burst=BURSTS * learner.burst)
         self._plant, self._state = Plant(least, most), State(present)
 
     def begin(self, lanes: int, patience: int, earlier: Mapping[str, Any] | None = None) -> None:
@@ -48,7 +52,7 @@ class Adapting:
 
     def _apply(self) -> None:
         self._collector.adjust(self._state.settings)
-        if isinstance(self._learner, BurstLearner):
+        if self._learner.burst:
             self._learner.burst = self._state.settings.burst
 
     def _tell(self, change: Change, row: Mapping[str, Any]) -> None:
@@ -67,8 +71,10 @@ def adapting(
 ) -> Adapting | None:
     """None where the run does not ask for it."""
     options, workers = planned.config.collector, planned.worker_config
-    if workers is None or not getattr(options, "adapt", False) or not isinstance(collector, AdjustableCollector):
+    asked = workers is not None and getattr(options, "adapt", False)
+    settings = collector.plant() if asked else None
+    if workers is None or settings is None:
         return None
-    found = Adapting(collector, learner, planned.path, say)
-    found.begin(workers.lanes // workers.worker_count, getattr(options, "adapt_patience", 5), earlier)
+    found = Adapting(collector, settings, learner, planned.path, say)
+    found.begin(workers.numbers.envs_per_worker, getattr(options, "adapt_patience", 5), earlier)
     return found

@@ -20,11 +20,23 @@ from typing import Any, Self
 from freewheel.core import Collector, Executor, MakeExecutor
 from freewheel.files import disk
 from freewheel.metrics.meter import Meter
-from freewheel.metrics.workers import ObservedCollector, WorkerState, own_environments
+from freewheel.metrics.workers import WorkerState, own_environments
 from freewheel.rollout.whereabouts import SINCE, cells
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.evaluation.schedule import EvaluationSchedule
-from freewheel.run.live.status import FORMAT, STATUS, Evaluator, Learner, Part, Queue, Status, boot, waits_for_rows
+from freewheel.run.live.status import (
+    FORMAT,
+    STATUS,
+    Done,
+    Evaluator,
+    Learner,
+    Part,
+    Queue,
+    Stamp,
+    Status,
+    boot,
+    waits_for_rows,
+)
 from freewheel.transport.background import RepeatedCall
 
 EVERY = 1.0  # seconds between two
@@ -80,17 +92,13 @@ class LiveStatus:
         best = None if schedule is None else schedule.candidate
         return Status(
             format=FORMAT,
-            time=time.time(),
-            clock=time.monotonic(),
-            boot=boot(),
-            pid=os.getpid(),
+            stamp=Stamp(time=time.time(), clock=time.monotonic(), boot=boot(), pid=os.getpid()),
             run=self._path.name,
             env=self._env,
             wall_s=meter.wall_s,
             state=state,
             log_every=self._log_every,
-            **meter.done,
-            best_eval=None if best is None else best.score.mean,
+            done=Done(**meter.done, best_eval=None if best is None else best.score.mean),
             learner=self._learner(workers),
             queue=self._queue(),
             evaluator=_evaluator(schedule),
@@ -103,10 +111,10 @@ class LiveStatus:
         """A worker that has died since the last look was down meanwhile, and is shown so once, however soon it was replaced."""
         collector = self.collector
         states: Sequence[WorkerState] = ()
-        if isinstance(collector, ObservedCollector):
+        if collector is not None:
             with suppress(KeyError):  # its memory has just been freed
                 states = collector.workers()
-        elif collector is None and cells[SINCE]:
+        elif cells[SINCE]:
             states = [own_environments(pid=os.getpid())]
         rates = self._rates({state.worker: state.steps for state in states})
         before, self._deaths = self._deaths, {state.worker: state.deaths for state in states}

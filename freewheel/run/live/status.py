@@ -11,9 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, get_args, get_type_hints
+from typing import Any, TypeAlias, get_args
 
 from freewheel.errors import FileError
 from freewheel.files import read
@@ -61,23 +61,37 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Status:
-    """One status.json."""
+class Stamp:
+    """When a status was written, and by whom."""
 
-    format: int
-    time: float  # when it was written, unix seconds, ...
+    time: float  # unix seconds, ...
     clock: float = 0.0  # ... and by CLOCK_MONOTONIC of ...
     boot: str = ""  # ... this start of a machine
-    pid: int
+    pid: int  # of the trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How far a run is."""
+
+    env_steps: int
+    episodes: int
+    updates: int
+    best_eval: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """One status.json, in which the values of stamp and done stand among the others."""
+
+    format: int
+    stamp: Stamp = field(metadata=read.PART)
     run: str
     env: str
     wall_s: float
     state: str  # running or ended
     log_every: float
-    env_steps: int
-    episodes: int
-    updates: int
-    best_eval: float | None
+    done: Done = field(metadata=read.PART)
     learner: Learner
     queue: Queue
     evaluator: Evaluator | None
@@ -88,11 +102,12 @@ class Status:
     @property
     def age(self) -> float:
         """Seconds since it was written; 0 where that is not known, on another machine or since it was started again."""
-        return max(0.0, time.monotonic() - self.clock) if self.boot and self.boot == boot() else 0.0
+        stamp = self.stamp
+        return max(0.0, time.monotonic() - stamp.clock) if stamp.boot and stamp.boot == boot() else 0.0
 
     def to_json(self) -> str:
         rows = [vars(worker) for worker in self.workers]  # many, and made by hand they take half the time
-        return json.dumps({**vars(self), "workers": rows}, default=vars, check_circular=False)
+        return json.dumps({**read.flat(self), "workers": rows}, default=vars, check_circular=False)
 
 
 @functools.cache
@@ -118,10 +133,9 @@ def _known(kind: Any, data: Any) -> Any:
         return [_known(kind, item) for item in data]
     if not isinstance(data, Mapping):
         return data
-    hints = get_type_hints(kind)
     inner = {
-        field.name: next((one for one in (hints[field.name], *get_args(hints[field.name])) if is_dataclass(one)), None)
-        for field in fields(kind)
+        name: next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+        for name, hint in read.hints_of(kind).items()
     }
     kept = {name: value for name, value in data.items() if name in inner}
     return {name: value if inner[name] is None else _known(inner[name], value) for name, value in kept.items()}

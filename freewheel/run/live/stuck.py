@@ -45,7 +45,7 @@ def why_stuck(path: Path) -> list[str]:
     state = state_of(path, summary)
     if state != "running":
         return list(_ended(path, state, summary, status))
-    pid = FileLock.holder(path / LOCK) or (0 if status is None else status.pid)
+    pid = FileLock.holder(path / LOCK) or (0 if status is None else status.stamp.pid)
     if status is None:
         missing = not (path / STATUS).exists()
         why = "it is still starting, or its version writes none" if missing else unreadable
@@ -61,11 +61,11 @@ def _ended(path: Path, state: str, summary: Mapping[str, Any] | None, status: St
             yield f"  {error}"
         yield from (f"  {problem}" for problem in summary.get("problems") or ())
     else:
-        who = "" if status is None else f" ({status.pid})"
+        who = "" if status is None else f" ({status.stamp.pid})"
         yield f"{path.name} does not run: its process{who} is gone and has left no summary"
         yield "  it was killed (SIGKILL, out of memory), or the machine was stopped"
         if status is not None:
-            yield f"  last seen {_doing(status)}, {status.env_steps:,} steps after {duration(status.wall_s)}"
+            yield f"  last seen {_doing(status)}, {status.done.env_steps:,} steps after {duration(status.wall_s)}"
     if state in ("interrupted", "gone"):
         yield f"  freewheel resume {path} goes on from its newest checkpoint"
 
@@ -74,7 +74,7 @@ def _running(path: Path, status: Status, pid: int) -> Iterator[str]:
     slow = [worker for worker in status.workers if worker.state in CALLS and worker.since_s > LONG]
     activity = activities([pid, *(worker.pid for worker in slow[:MOST] if worker.pid is not None)])
     trainer, age = activity.get(pid, "cannot be seen from here"), status.age
-    yield f"{path.name} runs: process {pid} {trainer}; {status.env_steps:,} steps after {duration(status.wall_s)}"
+    yield f"{path.name} runs: process {pid} {trainer}; {status.done.env_steps:,} steps after {duration(status.wall_s)}"
     if trainer == WORDS[psutil.STATUS_STOPPED]:
         yield f"  a signal has stopped it (Ctrl-Z, SIGSTOP): kill -CONT {pid} lets it go on. Time-outs do not count meanwhile"
     elif age > STALE:
@@ -144,7 +144,7 @@ def _workers(status: Status, slow: Sequence[Worker], activity: Mapping[int, str]
 
 
 def _call(status: Status, worker: Worker, activity: Mapping[int, str]) -> str:
-    own = worker.pid == status.pid
+    own = worker.pid == status.stamp.pid
     who = "the trainer's own environments" if own else f"{worker.worker} (process {worker.pid})"
     lane = "" if worker.lane is None else f", lane {worker.lane} of {status.env}"
     parts = [f"{who}: in {called(worker)}{lane}, for {duration(worker.since_s)}"]

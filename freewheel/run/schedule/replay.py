@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from freewheel.collect.mode import make_collector
 from freewheel.core import Executor, Learner, MakeExecutor, Tick
 from freewheel.errors import FileError, SetupError
 from freewheel.files import read
 from freewheel.files.reach import typed
-from freewheel.learn.spec import Services
+from freewheel.learn.spec import Services, make_learner
 from freewheel.loop import Source, loop
 from freewheel.metrics.meter import Meter
 from freewheel.pacing.episode_queue import EpisodeOrder
@@ -140,7 +141,7 @@ class _Replay:
             with_workers = planned.worker_config is not None
             answers = self._workers(inline, stack) if with_workers else Answers(self._schedule)
             services = Services(executors=_ReplayedExecutors(executors, answers))
-            learner = planned.config.learner.build(replace(planned.learner_spec, services=services))
+            learner = make_learner(planned.config.learner, replace(planned.learner_spec, services=services))
             source = self._collector or self._compared(learner, answers, stack)
             difference = note = ""
             try:
@@ -186,7 +187,7 @@ class _Replay:
     def _compared(self, learner: Learner, answers: Answers, stack: ExitStack) -> Source:
         planned = self._plan
         spec = planned.collect_spec(learner.snapshot(), nothing)
-        collector = stack.enter_context(planned.config.collector.build(planned.runner_factory, spec))
+        collector = stack.enter_context(make_collector(planned.config.collector, planned.runner_factory, spec))
         return ComparedCollector(collector, answers)
 
     def _loop(self, source: Source, learner: Learner, answers: Answers) -> str:

@@ -84,7 +84,7 @@ class ReplayedWorker:
         self._issued = None if part.order is None else _Issued(part.order, len(lanes))
         self._streams = self._episodes(factory.seed)
         author = Author(factory.seed, lanes, worker=part.worker, incarnation=part.incarnation, streams=self._streams)
-        env = factory.make(lanes, fault_tolerant=True)
+        env = factory.env(lanes, fault_tolerant=True)
         self._runner = make_runner(factory, lanes, env, author)
         self._begun = False
 

@@ -18,7 +18,7 @@ from freewheel.errors import EnvError, FreewheelError
 from freewheel.pacing.episode_queue import TicketStream
 from freewheel.pacing.pacing import KEEP, Grant
 from freewheel.rollout.factory import RunnerFactory
-from freewheel.rollout.probe import WatchedLanes, watching
+from freewheel.rollout.probe import watching
 from freewheel.rollout.runner import Author
 from freewheel.rollout.single_env_runner import make_runner
 from freewheel.timeline.track import NoTrack
@@ -113,9 +113,8 @@ class Worker:
         self._heartbeats.enter(worker, phase.CONSTRUCT)
         calls = LaneCalls(self._heartbeats, worker, who.lanes)
         with watching(calls):
-            env = factory.make(who.lanes, fault_tolerant=True)
-        if isinstance(env, WatchedLanes):
-            env.watch(calls)
+            env = factory.env(who.lanes, fault_tolerant=True)
+        env.watch(calls.lane, calls.reset)
         self._runner = make_runner(factory, who.lanes, env, author)
         self._runner.calling = self._calling
         if shared.resume is not None:

@@ -145,8 +145,8 @@ class Heartbeats:
 
 
 class LaneCalls:
-    """Writes down which call of which lane a worker makes. Implements rollout.probe.Watch, for lanes that are made, and
-    rollout.probe.LaneWatch."""
+    """Writes down which call of which lane a worker makes, for core.Env.watch. Implements rollout.probe.Watch, for lanes that are
+    made."""
 
     def __init__(self, heartbeats: Heartbeats, worker: int, lanes: range) -> None:
         self._heartbeats, self._worker, self._first, memory = heartbeats, worker, lanes.start, heartbeats.memory

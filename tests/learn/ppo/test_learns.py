@@ -12,7 +12,7 @@ import pytest
 
 from freewheel.collect.quota import Quota
 from freewheel.collect.serial import SerialCollector
-from freewheel.core import ActionSpec, BatchSpec, EnvSpec, NDArray, SeedStream, Slice, Step
+from freewheel.core import ActionSpec, BatchSpec, Env, EnvSpec, NDArray, SeedStream, Slice, Step
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.spec import LearnerSpec
@@ -29,7 +29,7 @@ Kind = Literal["discrete", "bytes", "box"]
 CHOICES, LANES, STEPS = 4, 8, 32
 
 
-class IdentityWorld:
+class IdentityWorld(Env):
     """Shows one of four faces; the action that names it gets 1. With a box, the first column has to be near -0.5 or 0.5,
     depending on the face; with a mask, one wrong choice is forbidden; with bytes, a face is a 255. Episodes last one step,
     every other lane's is truncated."""
@@ -41,8 +41,12 @@ class IdentityWorld:
         slices += [Slice("action_mask", CHOICES, 2 * CHOICES, (CHOICES,))] if self.discrete else []
         action = ActionSpec("discrete", CHOICES) if self.discrete else ActionSpec("box", 2, (-1.0,) * 2, (1.0,) * 2)
         dtype: Literal["uint8", "float32"] = "uint8" if kind == "bytes" else "float32"
-        self.spec = EnvSpec("Identity-v0", lanes, slices[-1].stop, dtype, tuple(slices), action)
+        self._spec = EnvSpec("Identity-v0", lanes, slices[-1].stop, dtype, tuple(slices), action)
         self.forbidden = 0
+
+    @property
+    def spec(self) -> EnvSpec:
+        return self._spec
 
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
         self._rng = np.random.default_rng(seeds[0].seed(0))

@@ -49,8 +49,15 @@ def test_a_status_is_read_as_it_was_written(tmp_path: Path, live: LiveStatus) ->
     status = observe(live, STEP, replace(STEP, worker=1, state="wait-credit", lane=None, seed=None))
     (tmp_path / "status.json").write_text(status.to_json())
     assert read_status(tmp_path) == status
-    assert (status.format, status.state, status.pid, status.queue.util) == (1, "running", os.getpid(), 0.25)
+    assert (status.format, status.state, status.stamp.pid, status.queue.util) == (1, "running", os.getpid(), 0.25)
     assert [worker.waits_for for worker in status.workers] == [None, reporter.WHY["wait-credit"]]
+
+
+def test_the_file_has_the_names_of_every_version_in_their_order(live: LiveStatus) -> None:
+    """Its record has parts; others read a flat object."""
+    names = "format time clock boot pid run env wall_s state log_every env_steps episodes updates best_eval"
+    parts = "learner queue evaluator workers beside saver"
+    assert list(json.loads(observe(live, STEP).to_json())) == f"{names} {parts}".split()
 
 
 def test_what_a_later_version_adds_is_passed_over_and_damage_is_refused(tmp_path: Path, live: LiveStatus) -> None:
@@ -151,7 +158,7 @@ def test_a_disk_that_fails_or_hangs_does_not_matter(live: LiveStatus, monkeypatc
 def test_a_finished_run_has_a_status_that_says_so(tmp_path: Path) -> None:
     path = train(tmp_path, mode="lockstep", steps=64, evals=0).path
     status = read_status(path)
-    assert (status.state, status.run, status.env_steps, status.workers) == ("ended", path.name, 64, ())
+    assert (status.state, status.run, status.done.env_steps, status.workers) == ("ended", path.name, 64, ())
 
 
 def test_a_hundred_workers_cost_less_than_a_thousandth_of_a_core(live: LiveStatus) -> None:
@@ -210,7 +217,7 @@ def test_a_killed_worker_is_down_and_then_at_work_again(server: Server, tmp_path
         path = tmp_path / "runs" / "it"
         status = shows(path, lambda status: len(status.workers) == 2 and all(one.steps for one in status.workers))
         assert {one.pid for one in status.workers} == {one.pid for one in workers_of(command.pid)}
-        assert status.pid == command.pid
+        assert status.stamp.pid == command.pid
         killed = status.workers[1].pid
         assert killed is not None
         os.kill(killed, signal.SIGKILL)

@@ -169,7 +169,7 @@ def test_evaluator_fits_and_checkpoints(tmp_path: Path) -> None:
 
 def test_a_status_that_is_old_and_none_at_all(tmp_path: Path) -> None:
     status = made(tmp_path, "update")
-    told = told_of(tmp_path / "it", replace(status, clock=time.monotonic() - 60.0))
+    told = told_of(tmp_path / "it", replace(status, stamp=replace(status.stamp, clock=time.monotonic() - 60.0)))
     assert "has not written its status for 1:00 min" in told
     (tmp_path / "it" / "status.json").unlink()
     with FileLock(tmp_path / "it" / ".lock"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from freewheel.collect import fragments
-from freewheel.collect.mode import FRAGMENT, MOST_WAITING, Mode, WorkersConfig, count, worker_cores
+from freewheel.collect.mode import FRAGMENT, MOST_WAITING, Mode, PlannedWorkers, WorkersConfig, count, worker_cores
 from freewheel.collect.whole_episodes import SLOTS, STEPS, WholeEpisodes, episode_queue
 from freewheel.core import Auto, BatchSpec, Collector
 from freewheel.errors import POSITIVE, Range, UsageError
@@ -83,28 +83,40 @@ class RayConfig(WorkersConfig):
     def remarks(self, cost: EnvCost) -> list[str]:
         return [] if self.elsewhere else super().remarks(cost)
 
-    def planned(self, cost: EnvCost) -> Self:
+    def chosen(self, cost: EnvCost) -> PlannedWorkers:
         require_ray()
-        whole, (workers, each, lanes) = self.whole_episodes, self._given()
-        one = whole and each is None and (not workers or not lanes or workers == lanes)  # an episode at a time
-        planned = super(RayConfig, replace(self, envs_per_worker=1) if one else self).planned(cost)
+        workers, each, lanes = self._given()
+        one = self.whole_episodes and each is None and (not workers or not lanes or workers == lanes)  # at a time
+        return super(RayConfig, replace(self, envs_per_worker=1) if one else self).chosen(cost)
+
+    def planned(self, cost: EnvCost) -> Self:
+        whole, planned = self.whole_episodes, super().planned(cost)
         unit: Literal["fragments", "episodes"] = "episodes" if whole else "fragments"
-        max_lag = MAX_LAG if self.max_lag is None and not whole else self.max_lag
+        max_lag = self.max_lag if whole else self._bound
         return replace(planned, unit=unit, max_lag=max_lag, cpus_per_worker=self._cpus(cost))
+
+    @property
+    def _bound(self) -> int:
+        """Of the lag of fragments."""
+        return MAX_LAG if self.max_lag is None else self.max_lag
+
+    @property
+    def _cpus_known(self) -> float:
+        """Of a worker; all of one until they are chosen."""
+        return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker
 
     def fragment_steps(self, batch: BatchSpec) -> int:
         if self.whole_episodes:
             return self.collection_batch_size or STEPS
-        assert self.max_lag is not None, "call planned() first"
-        return fragments.fragment_steps(batch, self.max_lag, self.collection_batch_size, min(LONGEST, batch.steps))
+        return fragments.fragment_steps(batch, self._bound, self.collection_batch_size, min(LONGEST, batch.steps))
 
     def first_steps(self, batch: BatchSpec) -> int:
         return batch.steps if self.whole_episodes else self.fragment_steps(batch)
 
     def plan_line(self) -> str:
-        workers, each = self.worker_count, self.lanes // self.worker_count
+        workers, each = self.numbers
         where = f"the Ray cluster at {self.address}" if self.address else "a local Ray cluster"
-        return f"{count(workers, 'actor')} x {count(each, 'env')}, {self.cpus_per_worker:g} CPUs each, on {where}"
+        return f"{count(workers, 'actor')} x {count(each, 'env')}, {self._cpus_known:g} CPUs each, on {where}"
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         if spec.env.batched_on_device:
@@ -115,17 +127,15 @@ class RayConfig(WorkersConfig):
             )
         require_ray()
         workers, steps = self.worker_count, self.fragment_steps(spec.batch)
-        assert self.cpus_per_worker != "auto", "call planned() first"
-        cluster = Cluster(self.address, workers=workers, cpus_per_worker=self.cpus_per_worker, placement=self.placement)
+        cluster = Cluster(self.address, workers=workers, cpus_per_worker=self._cpus_known, placement=self.placement)
         if self.whole_episodes:
             queue = episode_queue(
                 factory, spec, workers=workers, steps=steps, episodes=self.episodes_per_update, max_lag=self.max_lag
             )
             wire = RayWire(factory, spec, queue, Size(workers=workers, slots=SLOTS, steps=steps), cluster)
             return WorkerPool(wire, WholeEpisodes(queue, spec), spec, self.patience)
-        assert self.max_lag is not None, "call planned() first"
-        slots = fragments.slots(spec.batch, self.max_lag, steps)
-        pacing = fragments.lag_bound(spec, workers=workers, steps=steps, first_steps=steps, max_lag=self.max_lag)
+        slots = fragments.slots(spec.batch, self._bound, steps)
+        pacing = fragments.lag_bound(spec, workers=workers, steps=steps, first_steps=steps, max_lag=self._bound)
         wire = RayWire(factory, spec, pacing, Size(workers=workers, slots=slots, steps=steps), cluster)
         return WorkerPool(wire, AsTheyCome(), spec, self.patience)
 

@@ -239,7 +239,7 @@ def _tiles(
 ) -> list[dict[str, Any]]:
     """Scores first, then what `targets` judges, then counts."""
     ended = summary or {}
-    best = number(ended.get("best_eval")) if summary else None if status is None else status.best_eval
+    best = number(ended.get("best_eval")) if summary else None if status is None else status.done.best_eval
     episodes = row.get("return_episodes")
     judged = [
         asdict(one)

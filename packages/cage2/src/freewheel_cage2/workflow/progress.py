@@ -36,7 +36,7 @@ def which_trial(search: Search, proposal: Proposal) -> str:
 
 
 class TrialProgress:
-    """Shows a trial of a search, row by row of its metrics, and how far the search is. Implements core.Sink."""
+    """Shows a trial of a search, row by row of its metrics, and how far the search is. Implements sink.Sink."""
 
     direct = True
 

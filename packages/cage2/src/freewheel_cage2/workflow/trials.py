@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from freewheel.config.resolve import Config, from_options
-from freewheel.core import Episode, Metrics, NDArray, Sink
+from freewheel.core import Episode, Metrics, NDArray
 from freewheel.errors import SetupError
 from freewheel.files import disk
 from freewheel.run.checkpoints.checkpoint import make_private
@@ -24,6 +24,7 @@ from freewheel.run.hooks import Hook, Run
 from freewheel.run.trainer import run
 from freewheel.seeding import tree
 from freewheel.sinks.classic import ClassicLines, ClassicSink
+from freewheel.sinks.sink import Sink
 from freewheel_cage2.workflow.envs import MEASURES, Order, encode, parse, spelt
 from freewheel_cage2.workflow.search import Outcome, Proposal, Search, Trial
 

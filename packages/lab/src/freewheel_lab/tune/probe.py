@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from freewheel.collect.mode import count, memory_room
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError, UsageError
-from freewheel.learn.spec import Services
+from freewheel.learn.spec import Services, make_learner
 from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.run.advice.policy_times import PolicyClock
 from freewheel.run.advice.prospects import Prospect, in_mode, predicted, step_times
@@ -185,7 +185,7 @@ def _with(base: Config, shape: _Shape) -> Config:
 
 def _snapshot(planned: Plan) -> Any:
     services = Services(executors=SerialExecutor)
-    return planned.config.learner.build(replace(planned.learner_spec, services=services)).snapshot()
+    return make_learner(planned.config.learner, replace(planned.learner_spec, services=services)).snapshot()
 
 
 def _derived(found: Probe, made: Sequence[Rehearsal]) -> Probe:

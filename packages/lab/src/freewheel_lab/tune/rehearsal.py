@@ -8,6 +8,7 @@ from time import perf_counter, sleep, thread_time
 
 import numpy as np
 
+from freewheel.collect.mode import make_collector
 from freewheel.core import WORKER_TIME, Snapshot
 from freewheel.errors import EnvError
 from freewheel.rollout.probe import cpu_of, taken_from
@@ -51,7 +52,7 @@ def rehearse(planned: Plan, snapshot: Snapshot, seconds: float, limit: float) ->
             raise _OverError
 
     spec = planned.collect_spec(snapshot, check)
-    collector = planned.config.collector.build(planned.runner_factory, spec)
+    collector = make_collector(planned.config.collector, planned.runner_factory, spec)
     assert isinstance(collector, WorkerPool), "a mode with workers"
     with collector:
         counts = _Counts(collector, planned, snapshot, check)
