@@ -87,7 +87,7 @@ class _LaneProcess:
                 raise SetupError(f"{who} cannot be loaded in another process ({reason})") from error
             with watching(self._calls):
                 self._env = env = make(lane)
-        env.watch(self._calls)
+        env.watch(self._calls.lane, self._calls.reset)
         freeze_heap()
         return Ready(env.spec, env.actions, _shown(caught))
 
