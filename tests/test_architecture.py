@@ -20,7 +20,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchma
 #: What CPU workers, --help and the config import: none of it may import torch, except inside functions.
 WITHOUT_TORCH = """errors core seeding ledger registry loop metrics/* rollout/factory rollout/runner rollout/single_env_runner
     rollout/kernel rollout/probe pacing/* transport/**/* policies/spec policies/numpy_actor policies/heads/* envs/gym envs/loop
-    envs/lane envs/spaces envs/vector envs/processes envs/lane_process envs/legacy envs/fault_tolerant envs/family
+    envs/lane envs/spaces envs/vector envs/processes envs/legacy envs/fault_tolerant envs/family
     collect/* learn/spec learn/*/config config/* cli/main run/checkpoints/checkpoint run/trainer
     sinks/* testing/* worlds/straggler worlds/cage2/env worlds/cage2/family"""
 #: What would run or unpickle what a file says: modules, and functions of others.
@@ -28,7 +28,7 @@ UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 FORBIDDEN = {"eval", "exec", "torch.load", "numpy.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load"}
 #: cloudpickle, over pipes to and from our own children only.
 PIPES = {
-    "freewheel.envs.lane_process",
+    "freewheel.envs.processes",
     "freewheel.run.learners.follow",  # from the first learner of the same run
     "freewheel.transport.executors",
     "freewheel_ray.actors.luggage",  # from the trainer, by way of Ray, which pickles itself
