@@ -82,7 +82,7 @@ PROMISES: Mapping[str, Promise] = {
     ),
     "R3": Promise(
         "a killed worker is noticed and replaced at once",
-        ("transport/test_supervisor.py::test_a_killed_worker_is_detected_and_replaced_at_once",),
+        ("transport/shm/test_supervisor.py::test_a_killed_worker_is_detected_and_replaced_at_once",),
         times=10,
         rows=chaos("worker-killed"),
     ),
@@ -139,7 +139,7 @@ PROMISES: Mapping[str, Promise] = {
         "nothing outlives a trainer that is killed with SIGKILL, also inside a step that hangs",
         (
             "faults/test_signals.py::test_nothing_outlives_a_trainer_that_is_killed_at_any_time",
-            "transport/test_supervisor.py::test_all_processes_die_with_a_killed_trainer",
+            "transport/shm/test_supervisor.py::test_all_processes_die_with_a_killed_trainer",
         ),
         times=5,
     ),

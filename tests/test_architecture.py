@@ -33,7 +33,7 @@ DOCUMENTS = sorted(path for pattern in PAGES for path in ROOT.glob(pattern))
 #: packages name is imported by --help as well.
 WITHOUT_TORCH = """errors core seeding ledger registry loop metrics/* rollout/factory rollout/runner rollout/single_env_runner
     rollout/kernel rollout/probe pacing/* transport/**/* policies/spec policies/numpy_actor policies/heads/* envs/gym envs/loop
-    envs/lane envs/spaces envs/vector envs/processes envs/lane_process envs/legacy envs/fault_tolerant envs/family collect/*
+    envs/lane envs/spaces envs/vector envs/processes envs/legacy envs/fault_tolerant envs/family collect/*
     learn/spec learn/*/config config/* cli/main run/checkpoints/checkpoint run/trainer sinks/* testing/*"""
 WITHOUT_TORCH_TOO = """freewheel_cage2/env freewheel_cage2/family freewheel_cage2/command freewheel_drone/family
     freewheel_lab/*/command freewheel_lab/seeds/campaign freewheel_ray/mode freewheel_ray/actors/* freewheel_ray/federate/options
@@ -43,7 +43,7 @@ UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 FORBIDDEN = {"eval", "exec", "torch.load", "numpy.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load"}
 #: cloudpickle, over pipes to and from our own children only.
 PIPES = {
-    "freewheel.envs.lane_process",
+    "freewheel.envs.processes",
     "freewheel.run.learners.follow",  # from the first learner of the same run
     "freewheel.transport.executors",
     "freewheel_ray.actors.luggage",  # from the trainer, by way of Ray, which pickles itself

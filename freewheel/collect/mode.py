@@ -152,9 +152,7 @@ class WorkersConfig(ModeConfig):
         """Number of workers; see `numbers`."""
         return self.numbers.workers
 
-    @property
-    def env_processes(self) -> int:
-        return self.worker_count
+    env_processes = worker_count
 
     @property
     def needs_step_time(self) -> bool:
@@ -195,7 +193,6 @@ class WorkersConfig(ModeConfig):
         return f"{count(workers, 'worker')} x {count(each, 'env')}, a thread each, on {count(usable_cores(), 'core')}"
 
     def remarks(self, cost: EnvCost) -> list[str]:
-        """What the user should know about the numbers that were given or chosen."""
         workers, _, lanes = self._given()
         if workers is None and lanes is None and (room := memory_room(cost)) < max(ENVS, self.useful_workers(cost)):
             return [f"memory allows {count(room, 'env')}: one holds about {_rounded(cost.memory / 2**20)} MB"]

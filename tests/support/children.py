@@ -18,7 +18,7 @@ import numpy as np
 from freewheel.core import Snapshot
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import Tally
-from freewheel.transport.barrier import Line
+from freewheel.transport.shm.barrier import Line
 from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.memory import Mailbox, SharedArrays
 from freewheel.transport.shm.permits import SharedPermits

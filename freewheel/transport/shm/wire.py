@@ -19,8 +19,8 @@ from freewheel.transport.shm.channel import SKIPS, Channel, Reader, Shape
 from freewheel.transport.shm.memory import Mailbox, most_contexts, require_memory
 from freewheel.transport.shm.permits import SharedPermits
 from freewheel.transport.shm.rings import Rings, doing
+from freewheel.transport.shm.supervisor import Supervisor
 from freewheel.transport.shm.worker import WorkerId, WorkerResources, work
-from freewheel.transport.supervisor import Supervisor
 from freewheel.transport.wire import Fragment, WorkerRows
 from freewheel.transport.workers.heartbeats import Heartbeats
 from freewheel.transport.workers.wire import Size, SupervisedWire

@@ -23,7 +23,7 @@ from freewheel.rollout.factory import Timeouts
 from freewheel.run.live import reporter
 from freewheel.run.live.reporter import LiveStatus
 from freewheel.run.live.status import Status, read_status
-from freewheel.transport.supervisor import Supervisor
+from freewheel.transport.shm.supervisor import Supervisor
 from freewheel.transport.workers.heartbeats import Heartbeats
 from freewheel.transport.workers.states import worker_states
 from tests.support.runs import train

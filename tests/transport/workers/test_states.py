@@ -14,7 +14,7 @@ import pytest
 from freewheel.core import WORKER_TIME
 from freewheel.metrics.workers import WorkerState
 from freewheel.rollout.factory import Timeouts
-from freewheel.transport.supervisor import Supervisor
+from freewheel.transport.shm.supervisor import Supervisor
 from freewheel.transport.workers.heartbeats import CONSTRUCT, RESET, STEP, Heartbeats
 from freewheel.transport.workers.states import worker_states
 

@@ -20,9 +20,9 @@ import pytest
 
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
-from freewheel.transport import supervisor as module
+from freewheel.transport.shm import supervisor as module
+from freewheel.transport.shm.supervisor import Supervisor
 from freewheel.transport.shm.sync import ProcessLock
-from freewheel.transport.supervisor import Supervisor
 from freewheel.transport.workers.heartbeats import TURN, Heartbeats
 from tests.support import children
 from tests.support.children import Shift
@@ -267,7 +267,7 @@ def test_an_error_of_the_supervisor_is_kept_and_all_workers_still_end(supervise:
 TRAINER = """
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport import forkserver
-from freewheel.transport.supervisor import Supervisor
+from freewheel.transport.shm.supervisor import Supervisor
 from freewheel.transport.shm.sync import ProcessLock
 from freewheel.transport.workers.heartbeats import Heartbeats
 from tests.support.children import Shift, board, hang, serve

@@ -16,7 +16,7 @@ from freewheel.errors import EnvError, SetupError
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.whereabouts import LANE, SEEDS, STEP, cells
 from freewheel.transport import forkserver
-from freewheel.transport.barrier import Barrier, line
+from freewheel.transport.shm.barrier import Barrier, line
 from tests.support import children
 
 WHO = ["lane 4 of World", "lane 5 of World", "lane 6 of World"]

@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 
 from freewheel.core import NO_CONTEXT, Played
-from freewheel.envs import lane_process
+from freewheel.envs import processes
 from freewheel.envs.gym import GymConfig
-from freewheel.envs.lane_process import Ready, serve
-from freewheel.envs.processes import _fields
+from freewheel.envs.processes import Ready, _fields, serve
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import training_episodes
-from freewheel.transport.barrier import Line, line
+from freewheel.transport.shm.barrier import Line, line
 from freewheel.transport.shm.memory import SharedArrays
 from freewheel.transport.workers.heartbeats import WAIT, Heartbeats
 
@@ -41,7 +40,7 @@ class Asked:
 
 @contextmanager
 def served(factory: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
-    monkeypatch.setattr(lane_process, "freeze_heap", lambda: None)
+    monkeypatch.setattr(processes, "freeze_heap", lambda: None)
     ours, theirs = line()
     with closing(Heartbeats(2, 1)) as heartbeats:
         target = partial(serve, theirs, heartbeats, 1, factory, 3, "lane 3 of World")
