@@ -292,10 +292,9 @@ class Session:
         row = self._meter.row(self._rows, self._stats or collector.stats(), self._learner.buffer_util)
         row |= {"slept_s": self._slept_s()} | ({} if self._schedule is None else self._schedule.progress)
         self._note(*self._pauses.new(), *self._together.told(collector.messages()))
-        if self._plan.device != "cpu" and not self._fallback:
-            self._fallback = self._learner.fallback
-            if self._fallback:
-                self._note(f"no CUDA graph for the updates, they are launched one by one: {self._fallback}")
+        if self._plan.device != "cpu" and not self._fallback and (why := self._learner.fallback):
+            self._fallback = why
+            self._note(f"no CUDA graph for the updates, they are launched one by one: {why}")
         self._directory.keep()
         self._outlets.write(row)
         if self._adapting is not None and not self._stats:

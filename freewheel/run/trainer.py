@@ -56,7 +56,7 @@ def check(config: Config) -> Plan:
     chosen(config.run.output.all_sinks)
     find_hooks(config.run.hooks)
     planned = checked(plan_run(config))
-    planned.config.learner.build(replace(planned.learner_spec, services=Services(executors=SerialExecutor)))
+    make_learner(planned.config.learner, replace(planned.learner_spec, services=Services(executors=SerialExecutor)))
     return planned
 
 
