@@ -7,14 +7,14 @@ import math
 import pytest
 
 from freewheel_watch import curve
-from freewheel_watch.curve import COLUMNS, KINDS, MOST, Curve, LastMinute, number
+from freewheel_watch.curve import COLUMNS, KINDS, MOST, LastMinute, ThinnedCurve, number
 from tests.support.watching import row
 
 X = COLUMNS.index("wall_s")
 
 
-def drawn(rows: int) -> Curve:
-    found = Curve()
+def drawn(rows: int) -> ThinnedCurve:
+    found = ThinnedCurve()
     for count in range(rows):
         found.add(row(count))
     return found

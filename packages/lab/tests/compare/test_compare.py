@@ -20,13 +20,13 @@ from freewheel.cli.main import main
 from freewheel.errors import MeasureError
 from freewheel.timeline.chrome import TRACE, encode
 from freewheel.timeline.model import Timeline
-from freewheel_lab.bench.measure import Measurement, Order
+from freewheel_lab.bench.measure import Measurement, TrainingRequest
 from freewheel_lab.compare import comparison, table
 from freewheel_lab.compare.command import usual_folder
 from freewheel_lab.compare.results import Results
 from freewheel_lab.compare.summary import summarised
 from freewheel_lab.compare.trainings import measuring
-from freewheel_lab.compare.trainings.cases import Case, Given
+from freewheel_lab.compare.trainings.cases import Case, GivenOptions
 from freewheel_lab.compare.verdict import judged
 from freewheel_lab.plots import picture
 from packages.lab.tests.support.comparison import measured, row
@@ -39,7 +39,7 @@ SMALL = ("--num-envs", "4", "--num-steps-per-env", "16", "--steps", "256", "--re
 NO_LICENCE = "RuntimeError: this simulator has no licence for another process"
 
 
-def pretended(order: Order, watch: Callable[[Any], None] = lambda _: None) -> Measurement:
+def pretended(order: TrainingRequest, watch: Callable[[Any], None] = lambda _: None) -> Measurement:
     """In place of a training in a process of its own, as `freewheel_lab.bench.measure.measure` would return it."""
     order.path.mkdir(parents=True)
     if order.name.startswith("batch"):
@@ -100,7 +100,7 @@ def test_a_mode_whose_package_is_not_installed_is_no_failure(
 def test_an_interrupt_leaves_what_is_there(
     tmp_path: Path, quick: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(order: Order, watch: Callable[[Any], None]) -> Measurement:
+    def interrupted(order: TrainingRequest, watch: Callable[[Any], None]) -> Measurement:
         if order.name == "sequential-r2":
             signal.raise_signal(signal.SIGINT)
             watch(None)
@@ -195,7 +195,9 @@ def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, capsys:
 
 
 def test_every_mode_gets_the_options_that_it_has() -> None:
-    given = Given.read([IDENTITY, "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2"], trust=False)
+    given = GivenOptions.read(
+        [IDENTITY, "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2"], trust=False
+    )
     assert given.argv("continuous", num_envs=8) == (
         IDENTITY, "--mode", "continuous", "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2", "--num-envs", "8",
     )  # fmt: skip
@@ -205,7 +207,7 @@ def test_every_mode_gets_the_options_that_it_has() -> None:
 
 
 def test_repeats_are_interleaved_and_begin_with_another_mode_each() -> None:
-    given = Given(IDENTITY, {})
+    given = GivenOptions(IDENTITY, {})
     cases = [Case(label=mode, mode=mode, given=given) for mode in ("sequential", "lockstep", "batch")]
     planned = measuring.jobs(cases, (5, 6))
     assert [(job.name, job.seed) for job in planned] == [

@@ -17,7 +17,7 @@ import pytest
 
 from freewheel.cli.main import main
 from freewheel_lab.compare import charts, report
-from freewheel_lab.compare.results import CaseInfo, Results, Row
+from freewheel_lab.compare.results import CaseInfo, ResultRow, Results
 from freewheel_lab.plots.numbers import duration, megabytes, number, percent, times
 from packages.lab.tests.support.comparison import FIVE, full, measured, reported, rows
 from tests.support.browser import browser, complaints, eventually
@@ -78,7 +78,7 @@ def page(results: Results) -> Page:
     return found
 
 
-def middle(rows: list[Row], name: str) -> float:
+def middle(rows: list[ResultRow], name: str) -> float:
     return float(median(getattr(row, name) for row in rows))
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, Demand, size
+from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, WorkDemand, size
 
 RATES = {"sequential": 1024.0, "continuous": 4096.0}
-USUAL = Demand(budget_s=60.0, repeats=3, envs=8, steps_per_env=256, rates=RATES)
+USUAL = WorkDemand(budget_s=60.0, repeats=3, envs=8, steps_per_env=256, rates=RATES)
 
 
 def test_the_slowest_mode_fits_its_share_of_the_budget() -> None:

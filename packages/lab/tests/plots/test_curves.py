@@ -15,7 +15,7 @@ import pytest
 
 from freewheel.errors import FileError, UsageError
 from freewheel_lab.plots import curves
-from freewheel_lab.plots.chart import Line, Lines
+from freewheel_lab.plots.chart import ChartLine, LineChart
 from freewheel_lab.plots.numbers import duration
 
 COLUMNS = ["env_steps", "wall_s", "updates", "return_mean", "eval_return"]
@@ -33,7 +33,7 @@ def make(folder: Path, points: Points, metric: str = "return_mean", **config: An
     return folder
 
 
-def read(path: Path, said: list[str] | None = None) -> curves.Run:
+def read(path: Path, said: list[str] | None = None) -> curves.PlottedRun:
     return curves.read_run(path, COLUMNS, (said if said is not None else []).append)
 
 
@@ -82,8 +82,8 @@ def test_evaluations_of_an_earlier_version_have_no_deviation(tmp_path: Path, sin
 
 @pytest.mark.parametrize(("ys", "span"), [((-44.9, -45.8), 4.58), ((480, 500), 50), ((0, 10), 10), ((3, 3), 0.3)])
 def test_a_small_difference_looks_small_and_times_are_round(ys: tuple[float, float], span: float) -> None:
-    drawn = Line("a", ((0.3, ys[0]), (154.0, ys[1])))
-    lines = Lines("x", "x", "wall time", "y", (drawn,), show_x=duration)
+    drawn = ChartLine("a", ((0.3, ys[0]), (154.0, ys[1])))
+    lines = LineChart("x", "x", "wall time", "y", (drawn,), show_x=duration)
     low, high = lines.y_span()
     assert high - low == pytest.approx(span)
     assert low <= min(ys) <= max(ys) <= high

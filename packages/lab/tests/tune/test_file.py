@@ -13,7 +13,7 @@ from freewheel.errors import UsageError
 from freewheel_lab.tune import file
 from freewheel_lab.tune.command import configure
 from freewheel_lab.tune.result import Tuning
-from freewheel_lab.tune.search import Candidate
+from freewheel_lab.tune.search import TuningCandidate
 from packages.lab.tests.tune.test_search import WAITING, probed, searched
 
 
@@ -22,7 +22,7 @@ def tuned(words: str = "") -> Tuning:
     return Tuning(probe.config, probe, searched(WAITING, words))
 
 
-def only(tuning: Tuning, one: Candidate) -> Tuning:
+def only(tuning: Tuning, one: TuningCandidate) -> Tuning:
     return Tuning(tuning.config, tuning.probe, [one])
 
 

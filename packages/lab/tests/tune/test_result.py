@@ -6,18 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from freewheel_lab.tune.result import Tuning
-from freewheel_lab.tune.search import Candidate, best_two
-from freewheel_lab.tune.trial import Trial
+from freewheel_lab.tune.search import TuningCandidate, best_two
+from freewheel_lab.tune.trial import TuningTrial
 from packages.lab.tests.tune.test_file import tuned
 
 
-def trial(candidate: Candidate, times: float) -> Trial:
+def trial(candidate: TuningCandidate, times: float) -> TuningTrial:
     """A run that made so many times what was predicted."""
     measured: Any = SimpleNamespace(steps_per_s=times * candidate.forecast.rate, lag_mean=1.0, memory_mb=100.0)
-    return Trial(candidate, measured)
+    return TuningTrial(candidate, measured)
 
 
-def run(*times: float) -> tuple[Tuning, list[Candidate]]:
+def run(*times: float) -> tuple[Tuning, list[TuningCandidate]]:
     tuning = tuned()
     pair = best_two(tuning.order)
     tuning.trials = [trial(one, factor) for one, factor in zip(pair, times, strict=True)]
@@ -59,7 +59,7 @@ def test_a_little_more_speed_is_not_worth_lag() -> None:
 def test_a_setting_that_could_not_be_run_is_not_chosen() -> None:
     tuning = tuned()
     first, second = best_two(tuning.order)
-    tuning.trials = [Trial(first, None, "it died")]
+    tuning.trials = [TuningTrial(first, None, "it died")]
     assert tuning.chosen is not first
     tuning.trials.append(trial(second, 1.0))
     assert tuning.chosen is second

@@ -60,7 +60,7 @@ def _run(argv: Sequence[str]) -> int:
         ) from None
     import asyncio
 
-    from freewheel_watch.hub import Hub
+    from freewheel_watch.hub import RunHub
     from freewheel_watch.server import listen, serve
 
     os.nice(NICE)
@@ -71,7 +71,7 @@ def _run(argv: Sequence[str]) -> int:
         if options.open if options.open is not None else _has_display():
             _open(address)
 
-    asyncio.run(serve(Hub(directory, chosen), listener, ready))
+    asyncio.run(serve(RunHub(directory, chosen), listener, ready))
     sys.stdout.write("the page has ended; trainings go on\n")
     return 0
 

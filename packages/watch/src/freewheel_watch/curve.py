@@ -23,16 +23,16 @@ KINDS = {
 }
 
 
-class _Kept(NamedTuple):
+class _KeptPoint(NamedTuple):
     number: int  # of the row
     point: Point
 
 
-class Curve:
+class ThinnedCurve:
     """Every k-th row, where k doubles when there are too many of them, and the newest."""
 
     def __init__(self) -> None:
-        self._kept: list[_Kept] = []
+        self._kept: list[_KeptPoint] = []
         self._every, self.rows = 1, 0
         self.tail: Point | None = None
         self.turned = 0  # how often points that were there have been taken away
@@ -40,7 +40,7 @@ class Curve:
     def add(self, row: Mapping[str, Any]) -> None:
         self.tail = numbers(row, COLUMNS)
         if self.rows % self._every == 0:
-            self._kept.append(_Kept(self.rows, self.tail))
+            self._kept.append(_KeptPoint(self.rows, self.tail))
         self.rows += 1
         if len(self._kept) > MOST:
             self._kept = self._kept[::2]
@@ -66,7 +66,7 @@ class LastMinute:
     """Where the time went, row by row."""
 
     def __init__(self) -> None:
-        self._kept: deque[_Kept] = deque(maxlen=DENSEST)
+        self._kept: deque[_KeptPoint] = deque(maxlen=DENSEST)
 
     def add(self, number: int, row: Mapping[str, Any]) -> None:
         point = numbers(row, KINDS.values())
@@ -74,7 +74,7 @@ class LastMinute:
             return
         while self._kept and (self._kept[0].point[0] or 0.0) < now - MINUTE:
             self._kept.popleft()
-        self._kept.append(_Kept(number, point))
+        self._kept.append(_KeptPoint(number, point))
 
     def cut(self, rows: int) -> None:
         while self._kept and self._kept[-1].number >= rows:

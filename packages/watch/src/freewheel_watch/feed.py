@@ -20,7 +20,7 @@ from freewheel.run.live.following import Follower
 from freewheel.run.live.status import Status, Worker
 from freewheel.sinks.messages import FILE as MESSAGES
 from freewheel.timeline.model import KINDS as LOOKS
-from freewheel_watch.curve import COLUMNS, KINDS, Curve, LastMinute, number
+from freewheel_watch.curve import COLUMNS, KINDS, LastMinute, ThinnedCurve, number
 
 TIMELINE = "timeline.json"  # the last minute of a run that was started with --trace
 TIMELINE_SIZE = 16 << 20  # bytes
@@ -70,13 +70,13 @@ def words() -> dict[str, Any]:
 HELLO = {"columns": COLUMNS, "kinds": list(KINDS)}
 
 
-class Feed:
+class RunFeed:
     """A run directory. `poll` looks at it; `news` and `everything` are what a client has to be told."""
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
         self._follower = Follower(path)
-        self._curve, self._minute = Curve(), LastMinute()
+        self._curve, self._minute = ThinnedCurve(), LastMinute()
         self._row: dict[str, Any] = {}  # the newest one
         self._setup: targets.Setup | None = None
         self._sections: dict[str, str] = {}  # as JSON

@@ -36,7 +36,7 @@ USED = "this address has been used, or is not the one that was printed: stop `fr
 STRANGER = "open the address that `freewheel watch` has printed\n"
 
 
-class Gate:
+class AccessGate:
     """In front of the application: it passes on what may be read, and signs every answer with the headers above."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:

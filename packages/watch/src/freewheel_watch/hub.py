@@ -17,7 +17,7 @@ from typing import Any
 from freewheel.errors import FileError, text_of
 from freewheel.files.output import complain
 from freewheel.run.live.status import STATUS
-from freewheel_watch.feed import HELLO, Feed, words
+from freewheel_watch.feed import HELLO, RunFeed, words
 from freewheel_watch.listing import RunEntry, list_runs
 
 LOOK = 0.2  # seconds between two looks at when a status was written
@@ -32,7 +32,7 @@ MOST_RUNS = 12  # of one client
 LISTED = 500  # runs, the newest
 
 
-class Client:
+class PageClient:
     """Somebody who looks at runs: the first is open, the others are compared with it."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -68,10 +68,10 @@ class Client:
             yield message
 
 
-class _Watched:
+class _WatchedFeed:
     """A run that somebody looks at, or did a moment ago."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: RunFeed) -> None:
         self.feed = feed
         self.status = 0  # when its status was written
         self.polled = 0.0  # when it was read; 0: never
@@ -89,14 +89,14 @@ class _Watched:
         return False
 
 
-class Hub:
+class RunHub:
     """All runs of a directory, and all who look at them."""
 
     def __init__(self, directory: Path, chosen: str | None = None) -> None:
         """chosen: the run that is opened first; None: the newest one that runs."""
         self.directory, self._chosen = directory, chosen
-        self._clients: set[Client] = set()
-        self._watched: dict[str, _Watched] = {}
+        self._clients: set[PageClient] = set()
+        self._watched: dict[str, _WatchedFeed] = {}
         self._entries: dict[str, RunEntry] = {}
         self._listing = ""  # as told last
         self._closed = False
@@ -110,24 +110,24 @@ class Hub:
         entry = self._entries.get(name)
         return None if entry is None else entry.path
 
-    def join(self, names: Sequence[str]) -> Client | None:
+    def join(self, names: Sequence[str]) -> PageClient | None:
         """A new client; None: there are too many."""
         if self._closed or len(self._clients) >= MOST_CLIENTS:
             return None
-        client = Client([name for name in dict.fromkeys(names) if name in self._entries][:MOST_RUNS])
+        client = PageClient([name for name in dict.fromkeys(names) if name in self._entries][:MOST_RUNS])
         self._clients.add(client)
         client.tell("hello", json.dumps({**HELLO, "words": words()}))
         client.tell("runs", self._listing)
         for name in client.names:
             if name not in self._watched:
-                self._watched[name] = _Watched(Feed(name, self._entries[name].path))
+                self._watched[name] = _WatchedFeed(RunFeed(name, self._entries[name].path))
             watched = self._watched[name]
             watched.wanted = time.monotonic()
             if watched.polled and not watched.reading:
                 self._tell(watched, client, None)
         return client
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: PageClient) -> None:
         client.end()
         self._clients.discard(client)
 
@@ -149,7 +149,7 @@ class Hub:
         finally:
             lists.cancel()
 
-    async def _read(self, watched: _Watched) -> None:
+    async def _read(self, watched: _WatchedFeed) -> None:
         watched.reading, watched.polled = True, time.monotonic()
         try:
             await asyncio.to_thread(watched.feed.poll)
@@ -164,7 +164,7 @@ class Hub:
         for client in [one for one in self._clients if watched.feed.name in one.names]:
             self._tell(watched, client, news)
 
-    def _tell(self, watched: _Watched, client: Client, news: tuple[str, str] | None) -> None:
+    def _tell(self, watched: _WatchedFeed, client: PageClient, news: tuple[str, str] | None) -> None:
         """A client of a run: all, if it knows nothing yet, or what is new."""
         name = watched.feed.name
         shared = client.names[0] != name

@@ -24,8 +24,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from freewheel.errors import SetupError
 from freewheel.files.output import complain
 from freewheel_watch.feed import read_timeline
-from freewheel_watch.gate import ADDRESS, Gate
-from freewheel_watch.hub import Client, Hub
+from freewheel_watch.gate import ADDRESS, AccessGate
+from freewheel_watch.hub import PageClient, RunHub
 
 PORT = 8765  # where none is asked for; any free one if it is taken
 STUCK = 30_000  # milliseconds after which the kernel ends a connection whose other side takes nothing
@@ -54,7 +54,7 @@ def _type(path: Path) -> str:
     return f"{kind or 'text/plain'}; charset=utf-8"
 
 
-def application(hub: Hub) -> Starlette:
+def application(hub: RunHub) -> Starlette:
     """What is behind the gate."""
 
     async def page(_: Request) -> Response:
@@ -91,7 +91,7 @@ def _file(name: str) -> Response:
     return PlainTextResponse("not found\n", 404) if found is None else Response(found[0], media_type=found[1])
 
 
-async def _told(hub: Hub, client: Client) -> AsyncIterator[bytes]:
+async def _told(hub: RunHub, client: PageClient) -> AsyncIterator[bytes]:
     try:
         async for message in client.events():
             yield message
@@ -117,10 +117,10 @@ def listen(port: int | None) -> socket.socket:
     raise SetupError(f"cannot listen on port {port}: {reason}; choose another --port, or leave it out")
 
 
-class _Connection(H11Protocol):
+class _TimedConnection(H11Protocol):
     """One that sends no whole request in time is closed, and of too many of these the oldest: others are still answered."""
 
-    waiting: ClassVar[dict[_Connection, asyncio.TimerHandle]] = {}  # the oldest first
+    waiting: ClassVar[dict[_TimedConnection, asyncio.TimerHandle]] = {}  # the oldest first
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -153,7 +153,7 @@ class _Connection(H11Protocol):
             timer.cancel()
 
 
-class _Shortage:
+class _ShortageReporter:
     """Tells in a line that a connection could not be accepted; asyncio tries again after a second."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class _Shortage:
             complain(f"new pages have to wait, {error.strerror}: {way_out}")
 
 
-class _Server(uvicorn.Server):
+class _PageServer(uvicorn.Server):
     """Ends by `should_exit` alone; who runs it has the signals."""
 
     @contextlib.contextmanager
@@ -177,20 +177,20 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None]) -> None:
+async def serve(hub: RunHub, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Until SIGINT or SIGTERM; `ready` is told the address."""
-    gate = Gate(application(hub), listener.getsockname()[1])
+    gate = AccessGate(application(hub), listener.getsockname()[1])
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "date_header": False}
     plain: dict[str, Any] = {"lifespan": "off", "ws": "none", "proxy_headers": False}
     limits: dict[str, Any] = {"backlog": BACKLOG, "timeout_graceful_shutdown": GRACE}
-    config = uvicorn.Config(gate, http=_Connection, **limits, **plain, **quiet)
-    server, loop = _Server(config), asyncio.get_running_loop()
+    config = uvicorn.Config(gate, http=_TimedConnection, **limits, **plain, **quiet)
+    server, loop = _PageServer(config), asyncio.get_running_loop()
 
     def end() -> None:
         server.should_exit = True
         hub.close()
 
-    loop.set_exception_handler(_Shortage())
+    loop.set_exception_handler(_ShortageReporter())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end)
     await hub.list_runs()

@@ -44,7 +44,7 @@ CURVE = 12  # lines of the curve where there is room
 COLUMNS = ("env_steps", "return_mean", "eval_return")
 
 
-class Point(NamedTuple):
+class CurvePoint(NamedTuple):
     """What is kept of a row of metrics."""
 
     steps: float | None
@@ -52,12 +52,12 @@ class Point(NamedTuple):
     evaluated: float | None
 
 
-class Watched:
+class FollowedRun:
     """One run: what its directory has told so far."""
 
     def __init__(self, path: Path) -> None:
         self.follower = Follower(path)
-        self.points: list[Point] = []
+        self.points: list[CurvePoint] = []
         self.row: Mapping[str, Any] = {}
         self.setup: Setup | None = None
 
@@ -68,7 +68,7 @@ class Watched:
             if news.kept < len(self.points):
                 del self.points[news.kept :]
                 self.row = {}
-            self.points += [Point(*numbers(row, COLUMNS)) for row in news.rows]
+            self.points += [CurvePoint(*numbers(row, COLUMNS)) for row in news.rows]
             self.row = news.rows[-1] if news.rows else self.row
             if "config" in news.changed or self.setup is None:
                 self.setup = targets.read(self.follower.path)
@@ -76,12 +76,12 @@ class Watched:
                 return
 
 
-class View:
+class TerminalView:
     """What is on the screen: a run of this name, or of the directory the newest one that runs, else the newest."""
 
     def __init__(self, directory: Path, run: str | None = None) -> None:
         self._directory, self._name = directory, run
-        self.watched: Watched | None = None if run is None else Watched(directory / run)
+        self.watched: FollowedRun | None = None if run is None else FollowedRun(directory / run)
         self._chosen = -CHOOSE
 
     def look(self) -> None:
@@ -103,7 +103,7 @@ class View:
         running = [entry for entry in found if entry.state == "running"]
         newest = (running or ([] if current is not None else found))[:1]
         if newest and (current is None or current.follower.path != newest[0].path):
-            self.watched = Watched(newest[0].path)
+            self.watched = FollowedRun(newest[0].path)
 
     def lines(self, width: int, height: int, *, ascii_only: bool = False) -> list[Text]:
         """At most so many lines, of so many columns."""
@@ -118,7 +118,7 @@ def run_tui(directory: Path, run: str | None = None) -> int:
     out = Terminal()
     if not (out.is_terminal and sys.stdin.isatty()):
         raise SetupError("the terminal view needs a terminal; `freewheel runs` lists runs anywhere")
-    view = View(directory, run)
+    view = TerminalView(directory, run)
     with suppress(KeyboardInterrupt), _keyboard(), Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
             view.look()
@@ -128,7 +128,7 @@ def run_tui(directory: Path, run: str | None = None) -> int:
     return 0
 
 
-def _fitted(view: View, out: Console) -> RenderableType:
+def _fitted(view: TerminalView, out: Console) -> RenderableType:
     size = out.size
     return Group(*view.lines(size.width, size.height - 1, ascii_only=out.options.ascii_only))
 
@@ -150,7 +150,7 @@ def _pressed(seconds: float) -> str:
     return os.read(sys.stdin.fileno(), 1).decode(errors="replace") or "q" if ready else ""
 
 
-def _page(watched: Watched, width: int, height: int, ascii_only: bool) -> list[Text]:
+def _page(watched: FollowedRun, width: int, height: int, ascii_only: bool) -> list[Text]:
     """The parts from top to bottom. On a small terminal the curve shrinks, then the table of workers, then bars go."""
     row, status = watched.row, watched.follower.status
     judged = judge(row, watched.setup) if row else ()
@@ -171,7 +171,7 @@ def _keys() -> Text:
     return Text("q ends this view, trainings go on", "dim")
 
 
-def _header(watched: Watched) -> list[Text]:
+def _header(watched: FollowedRun) -> list[Text]:
     follower, row = watched.follower, watched.row
     config, status, state = follower.config or {}, follower.status, follower.state
     what = "  ".join(str(config[name]) for name in ("env", "algo", "mode") if config.get(name))
@@ -192,7 +192,7 @@ def _header(watched: Watched) -> list[Text]:
     return [line, *(Text(problem, "red", no_wrap=True) for problem in list(follower.problems.values())[:1])]
 
 
-def _progress(watched: Watched, width: int) -> list[Text]:
+def _progress(watched: FollowedRun, width: int) -> list[Text]:
     row, budget = watched.row, budget_of(watched.follower.config or {})
     if not {"wall_s", "env_steps", "episodes"} <= row.keys():
         return [Text("starting: no row of metrics yet", "dim")]
@@ -241,7 +241,7 @@ def _reasons(judged: Sequence[Indicator]) -> list[Text]:
     ]
 
 
-def _curve(watched: Watched, width: int, height: int, ascii_only: bool) -> list[Text]:
+def _curve(watched: FollowedRun, width: int, height: int, ascii_only: bool) -> list[Text]:
     if height < 4:
         return []
     line = [(point.steps or 0.0, point.returned) for point in watched.points if point.returned is not None]
@@ -251,7 +251,7 @@ def _curve(watched: Watched, width: int, height: int, ascii_only: bool) -> list[
     return [title, *braille.draw(line, marks, width, height - 2, ascii_only=ascii_only), Text()]
 
 
-def _figures(watched: Watched) -> list[Text]:
+def _figures(watched: FollowedRun) -> list[Text]:
     row, status = watched.row, watched.follower.status
     best = max((point.evaluated for point in watched.points if point.evaluated is not None), default=None)
     parts = [

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 from freewheel.errors import DEGRADED, DONE, MeasureError
 from freewheel.files.read import newest_row
 from freewheel.transport import command
-from freewheel_lab.bench.child import FILE
+from freewheel_lab.bench.training_main import FILE
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -36,7 +36,7 @@ COUNTS = ("produced", "trained", "queued", "open")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class TrainingRequest:
     """A training to be measured."""
 
     argv: tuple[str, ...]  # what follows `freewheel train`; --steps is the work
@@ -91,12 +91,12 @@ class Measurement:
         return asdict(self)
 
 
-def measure(order: Order, watch: Callable[[Training], None] = lambda _: None) -> Measurement:
+def measure(order: TrainingRequest, watch: Callable[[TrainingProcess], None] = lambda _: None) -> Measurement:
     """Run a training to its end. `watch` is called about ten times a second; what it raises ends the training at once.
 
     MeasureError if the training fails or takes too long.
     """
-    training = Training(order)
+    training = TrainingProcess(order)
     try:
         while not training.ended():
             watch(training)
@@ -106,15 +106,17 @@ def measure(order: Order, watch: Callable[[Training], None] = lambda _: None) ->
     return training.result()
 
 
-class Training:
+class TrainingProcess:
     """A measured training under way."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: TrainingRequest) -> None:
         self.order = order
         order.folder.mkdir(parents=True, exist_ok=True)
         self._output = order.folder / f".{order.name}.out"
         self._since = time.monotonic()
-        self._process: subprocess.Popen[bytes] = command.start("freewheel_lab.bench.child", order.words, self._output)
+        self._process: subprocess.Popen[bytes] = command.start(
+            "freewheel_lab.bench.training_main", order.words, self._output
+        )
         self._code: int | None = None
         self._late = False
 

@@ -16,9 +16,9 @@ from freewheel.files.reach import typed
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
-    from freewheel_lab.compare.comparison import Request
+    from freewheel_lab.compare.comparison import ComparisonRequest
     from freewheel_lab.compare.results import Results
-    from freewheel_lab.compare.trackers import Trackers
+    from freewheel_lab.compare.trackers import TrackerOptions
 
 WIDTH = 120  # where the output is not a terminal
 MOST_WORKERS = 10_000
@@ -91,15 +91,15 @@ def _run(argv: Sequence[str]) -> int:
     from freewheel.config import flags
     from freewheel.files.output import lasting_output
     from freewheel_lab.compare import trackers
-    from freewheel_lab.compare.comparison import Request
-    from freewheel_lab.compare.trainings.cases import Given
+    from freewheel_lab.compare.comparison import ComparisonRequest
+    from freewheel_lab.compare.trainings.cases import GivenOptions
 
     others, given = flags.split_argv(argv, flags.option_types(CompareOptions))
     own = flags.build(CompareOptions, given)
     if own.report:
         return _again(typed(Path(own.report)), own)
-    asked, tracked = trackers.split(Given.read(others, own.trust))
-    request = Request(
+    asked, tracked = trackers.split(GivenOptions.read(others, own.trust))
+    request = ComparisonRequest(
         given=asked,
         modes=own.chosen(),
         budget_s=own.budget,
@@ -114,13 +114,13 @@ def _run(argv: Sequence[str]) -> int:
         return _compare(request, own, tracked)
 
 
-def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
+def _compare(request: ComparisonRequest, own: CompareOptions, tracked: TrackerOptions) -> int:
     from freewheel.files.output import complain
     from freewheel.files.terminal import Terminal
     from freewheel.run.plan import print_line
     from freewheel.run.process import Stop
     from freewheel_lab.compare import comparison, trackers
-    from freewheel_lab.compare.trainings.measuring import Progress
+    from freewheel_lab.compare.trainings.measuring import ComparisonProgress
 
     stop = Stop()
     with stop.listening():
@@ -136,7 +136,7 @@ def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
             print_line("\n".join(plan.lines()))
             return DONE
         stop.begin()
-        with Progress(plan.title) as progress:
+        with ComparisonProgress(plan.title) as progress:
             progress.say("\n".join(plan.lines()))
             results = comparison.carry_out(plan, folder, stop, progress)
         stop.over = True
@@ -200,7 +200,7 @@ def usual_folder(env: str, algo: str) -> str:
     return re.sub(r"[^\w.-]+", "_", f"compare-{label}-{algo}")
 
 
-def _folder(out: str, request: Request) -> Path:
+def _folder(out: str, request: ComparisonRequest) -> Path:
     """A new folder, or an empty one that was named."""
     usual = usual_folder(request.given.env or "env", request.given.flags.get("algo", ("ppo",))[0])
     path, number = typed(Path(out or usual)), 1

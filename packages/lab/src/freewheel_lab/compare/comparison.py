@@ -22,15 +22,22 @@ from freewheel.sinks.words import clock
 from freewheel.timeline.chrome import read as read_timeline
 from freewheel.timeline.model import Timeline
 from freewheel_lab.bench.hardware import hardware
-from freewheel_lab.bench.measure import Order, measure
+from freewheel_lab.bench.measure import TrainingRequest, measure
 from freewheel_lab.compare import report, table
-from freewheel_lab.compare.results import Ideal, Results, Row, Scale, Work
-from freewheel_lab.compare.scale import Measured, fit, scaled, way_with
+from freewheel_lab.compare.results import IdealSpeed, ResultRow, Results, ScalingResults, WorkAmount
 from freewheel_lab.compare.summary import summarised
-from freewheel_lab.compare.trainings.cases import Case, Given, Setting, set_up
-from freewheel_lab.compare.trainings.measuring import LIMIT, SLACK, Progress, Rounds, jobs, with_steps
-from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, Demand, Size, size
+from freewheel_lab.compare.trainings.cases import Case, GivenOptions, SharedSettings, set_up
+from freewheel_lab.compare.trainings.measuring import (
+    LIMIT,
+    SLACK,
+    ComparisonProgress,
+    MeasuringRounds,
+    jobs,
+    with_steps,
+)
+from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, WorkDemand, WorkSize, size
 from freewheel_lab.compare.verdict import judged, variants
+from freewheel_lab.compare.worker_scaling import MeasuredPoint, fit, scaled, way_with
 
 RUNS = "runs"  # under the folder of the comparison
 TRACED_UPDATES, TRACED_S = 3, 2.0  # of a recorded training: at least so many updates; seconds that are shown
@@ -39,10 +46,10 @@ PILOT_S = 300.0  # seconds that a first training may take where speeds cannot be
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ComparisonRequest:
     """What was asked for."""
 
-    given: Given
+    given: GivenOptions
     modes: tuple[str, ...]
     budget_s: float
     repeats: int
@@ -52,15 +59,15 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ComparisonPlan:
     """What will be done; nothing has been trained yet."""
 
-    request: Request
-    setting: Setting
+    request: ComparisonRequest
+    setting: SharedSettings
     cases: tuple[Case, ...]  # variants included
     prospects: Mapping[str, Prospect]  # by label
-    size: Size
-    ideal: Ideal
+    size: WorkSize
+    ideal: IdealSpeed
     times: StepTimes | None  # of the environment; None: it was not measured
     policy: PolicyTimes | None  # of acting and learning; None: they were not measured
 
@@ -87,7 +94,7 @@ class Comparison:
     def results(self) -> Results:
         """As they are before the first training."""
         config, rows = self.setting.plan.config, self.size
-        work = Work(
+        work = WorkAmount(
             rows=rows.rows,
             updates=rows.updates,
             rows_per_update=rows.steps_per_env * self.setting.envs,
@@ -126,11 +133,11 @@ class Comparison:
             found.append(f"  {case.label:<24} {lanes:<14} {clock(self.size.seconds[case.label])} a repeat, {rate}")
         notes = (*self.size.notes, *self.setting.notes)
         trainings = self.request.repeats * len(self.able)
-        scale = [Workers.of(self).line()] if self.request.scale else []
+        scale = [WorkerScaling.of(self).line()] if self.request.scale else []
         return [*found, *(f"  {note}" for note in notes), f"{trainings} trainings, eta {clock(self.seconds)}", *scale]
 
 
-def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path | None) -> Comparison:
+def prepare(request: ComparisonRequest, report: Callable[[str], None], pilot_folder: Path | None) -> ComparisonPlan:
     """Measure the environment, predict every mode, and size the work. Where nothing can be predicted, a first training is run in
     `pilot_folder`; None: nothing is to be started."""
     setting = set_up(request.given, request.modes, report)
@@ -156,7 +163,7 @@ def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path 
         told = "speeds cannot be predicted here: a first training decides how much work fits"
         chosen = replace(chosen, notes=(told,) if request.given.flags.get("steps") is None else chosen.notes)
     cases = tuple(with_steps(case, chosen.steps_per_env) for case in cases)
-    comparison = Comparison(
+    comparison = ComparisonPlan(
         request=request,
         setting=setting,
         cases=cases,
@@ -167,15 +174,15 @@ def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path 
         policy=policy,
     )
     if request.scale:
-        Workers.of(comparison)  # what it refuses is refused before anything is trained
+        WorkerScaling.of(comparison)  # what it refuses is refused before anything is trained
     return comparison
 
 
-def _demand(request: Request, setting: Setting, rates: Mapping[str, float]) -> Demand:
+def _demand(request: ComparisonRequest, setting: SharedSettings, rates: Mapping[str, float]) -> WorkDemand:
     config = setting.plan.config
     learner, given = config.learner, config.sources.get("num_steps_per_env", "")
     lengths = setting.cost.lengths
-    return Demand(
+    return WorkDemand(
         budget_s=request.budget_s,
         repeats=request.repeats,
         envs=setting.envs,
@@ -189,19 +196,19 @@ def _demand(request: Request, setting: Setting, rates: Mapping[str, float]) -> D
     )
 
 
-def _ideal(setting: Setting, times: StepTimes | None) -> Ideal:
+def _ideal(setting: SharedSettings, times: StepTimes | None) -> IdealSpeed:
     """What the envs would make if none ever waited: each steps all the time, as far as there are cores for it."""
     envs, cores, cost = setting.envs, usable_cores(), setting.cost
     formula = "min(envs / seconds of a step, cores / processor seconds of a step), resets included"
     if times is None:
-        return Ideal(steps_per_s=None, formula=formula, envs=envs, cores=cores)
+        return IdealSpeed(steps_per_s=None, formula=formula, envs=envs, cores=cores)
     row, places = times, envs
     if times.together:  # many lanes in a process cost little more than one: a process for each core has its part
         places = min(cores, envs)
         row = times.beside(envs // places)
         formula = f"{formula}, of {places} processes with {envs // places} envs side by side"
     rate = min(places / row.row, cores / row.cpu if row.cpu > 0 else math.inf)
-    return Ideal(
+    return IdealSpeed(
         steps_per_s=rate,
         formula=f"{formula}: min({places} / {1e3 * row.row:.3g} ms, {cores} / {1e3 * row.cpu:.3g} ms)",
         envs=envs,
@@ -214,7 +221,7 @@ def _ideal(setting: Setting, times: StepTimes | None) -> Ideal:
     )
 
 
-def _compile_variants(setting: Setting) -> list[Case]:
+def _compile_variants(setting: SharedSettings) -> list[Case]:
     """On a GPU: a synchronous and an asynchronous mode without CUDA graphs."""
     if setting.plan.device == "cpu" or setting.plan.config.run.machine.compile == "off":
         return []
@@ -223,7 +230,7 @@ def _compile_variants(setting: Setting) -> list[Case]:
     return [case.variant(f"{case.label}, compile off", compile="off") for case in chosen]
 
 
-def _pilot(setting: Setting, folder: Path) -> float:
+def _pilot(setting: SharedSettings, folder: Path) -> float:
     """Env steps/s of a short training in the first mode that can do it; the slowest may make half of that."""
     plan, failed = setting.plan, MeasureError("no mode takes this run")
     rows = LEAST_UPDATES * plan.batch.rows
@@ -232,19 +239,21 @@ def _pilot(setting: Setting, folder: Path) -> float:
     for case in setting.able:
         argv = (*case.argv(steps=rows), *case.trusting)
         try:
-            order = Order(argv=argv, name=f"pilot-{case.label}", folder=folder, warm_up_rows=1, limit_s=PILOT_S)
+            order = TrainingRequest(
+                argv=argv, name=f"pilot-{case.label}", folder=folder, warm_up_rows=1, limit_s=PILOT_S
+            )
             return measure(order).steps_per_s / 2
         except MeasureError as error:
             failed = error
     raise failed
 
 
-def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progress) -> Results:
+def carry_out(comparison: ComparisonPlan, folder: Path, stop: Stop, progress: ComparisonProgress) -> Results:
     """All trainings; compare.json is written after each. A signal ends it with what is there."""
     began, results = time.monotonic(), comparison.results()
     planned = jobs(comparison.able, comparison.seeds)
-    rounds = Rounds(planned, comparison.size, folder / RUNS, stop, progress)
-    workers = Workers.of(comparison) if comparison.request.scale else None
+    rounds = MeasuringRounds(planned, comparison.size, folder / RUNS, stop, progress)
+    workers = WorkerScaling.of(comparison) if comparison.request.scale else None
     timelines: dict[str, Any] = {}
 
     def now(ended: Literal["complete", "interrupted"] = "interrupted") -> Results:
@@ -270,7 +279,9 @@ def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progre
     return now("complete")
 
 
-def trace(comparison: Comparison, rounds: Rounds, found: dict[str, Any], progress: Progress) -> None:
+def trace(
+    comparison: ComparisonPlan, rounds: MeasuringRounds, found: dict[str, Any], progress: ComparisonProgress
+) -> None:
     """After the rounds, a short training of every mode that has not failed, with --trace: what each part did in its last seconds.
     The figures of a training that is recorded are not used."""
     for case in comparison.setting.able:
@@ -283,7 +294,9 @@ def trace(comparison: Comparison, rounds: Rounds, found: dict[str, Any], progres
         sized = with_steps(case, comparison.size.steps_per_env)
         argv = (*sized.argv(seed=comparison.seeds[0], steps=rows, trace=True), *case.trusting)
         limit = LIMIT * comparison.size.slowest_s + SLACK
-        order = Order(argv=argv, name=f"{case.label}-timeline", folder=rounds.folder, warm_up_rows=1, limit_s=limit)
+        order = TrainingRequest(
+            argv=argv, name=f"{case.label}-timeline", folder=rounds.folder, warm_up_rows=1, limit_s=limit
+        )
         try:
             measure(order, lambda _: rounds.stop.check())
             found[case.label] = _last_seconds(read_timeline(order.path)).to_json()
@@ -303,17 +316,17 @@ def _last_seconds(timeline: Timeline) -> Timeline:
 
 
 @dataclass
-class Workers:
+class WorkerScaling:
     """The trainings of --scale: modes with several numbers of workers, an env each."""
 
-    comparison: Comparison
+    comparison: ComparisonPlan
     points: Mapping[str, tuple[Case, Way]]  # by label
-    size: Size
-    rows: list[Row]
+    size: WorkSize
+    rows: list[ResultRow]
     failed: dict[str, str]
 
     @classmethod
-    def of(cls, comparison: Comparison) -> Self:
+    def of(cls, comparison: ComparisonPlan) -> Self:
         request, rows_per_update = comparison.request, comparison.size.steps_per_env * comparison.setting.envs
         times, policy = comparison.times, comparison.policy or AT_ONCE
         if times is None or comparison.setting.plan.config.env.batched:
@@ -327,7 +340,7 @@ class Workers:
         if not points:
             raise UsageError("--scale needs a mode with workers, or lockstep; add one to --modes")
         rates = {label: forecast(way, times, policy, usable_cores()).rate for label, (_, way) in points.items()}
-        demand = Demand(
+        demand = WorkDemand(
             budget_s=request.budget_s / len(request.scale),
             repeats=request.repeats,
             envs=1,
@@ -343,19 +356,21 @@ class Workers:
         eta = clock(self.size.duration(self.comparison.request.repeats))
         return f"{', '.join(map(str, self.comparison.request.scale))} workers: {count} trainings, eta {eta}"
 
-    def measure(self, folder: Path, stop: Stop, progress: Progress, keep: Callable[[], None]) -> None:
+    def measure(self, folder: Path, stop: Stop, progress: ComparisonProgress, keep: Callable[[], None]) -> None:
         cases = [replace(case, label=label) for label, (case, _) in self.points.items()]
-        rounds = Rounds(jobs(cases, self.comparison.seeds), self.size, folder, stop, progress, keep)
+        rounds = MeasuringRounds(jobs(cases, self.comparison.seeds), self.size, folder, stop, progress, keep)
         rounds.rows, rounds.failed = self.rows, self.failed
         rounds.run()
 
-    def scale(self) -> Scale | None:
+    def scale(self) -> ScalingResults | None:
         """By what has been measured so far; None: nothing has."""
         if not self.rows or self.comparison.times is None:
             return None
         setting = self.comparison.setting
         points = [
-            Measured(case.mode, way, tuple(row for row in self.rows if row.mode == label), self.failed.get(label, ""))
+            MeasuredPoint(
+                case.mode, way, tuple(row for row in self.rows if row.mode == label), self.failed.get(label, "")
+            )
             for label, (case, way) in self.points.items()
         ]
         law = fit(points, self.comparison.times, self.comparison.policy or AT_ONCE, usable_cores())

@@ -21,7 +21,7 @@ from freewheel_lab.compare import charts, sections
 from freewheel_lab.compare.results import Results
 from freewheel_lab.compare.sections import card, section, tag, text
 from freewheel_lab.plots import picture
-from freewheel_lab.plots.chart import Chart, Tracks
+from freewheel_lab.plots.chart import Chart, SpanChart
 from freewheel_lab.plots.numbers import duration
 from freewheel_watch.timeline import page as gantt
 
@@ -46,7 +46,7 @@ def _pictures(results: Results, folder: Path) -> list[Path]:
     picture.require()
     folder.mkdir(exist_ok=True)
     written = []
-    found: dict[str, Sequence[Chart | Tracks]] = {topic.name: topic.charts for topic in charts.topics(results)}
+    found: dict[str, Sequence[Chart | SpanChart]] = {topic.name: topic.charts for topic in charts.topics(results)}
     if scaling := charts.scaling(results):
         found["scaling"] = scaling
     if timelines := [one for case in charts.ranked(results) if (one := charts.tracks(results, case.mode)) is not None]:

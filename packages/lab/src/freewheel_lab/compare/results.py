@@ -33,7 +33,7 @@ class Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class WorkAmount:
     """What every measurement does, in every mode but those that are too slow for it."""
 
     rows: int  # that are trained on (on-policy) or stored in the replay buffer
@@ -53,7 +53,7 @@ class Work:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ideal:
+class IdealSpeed:
     """What the envs would make if none of them ever waited for another or for the learner."""
 
     steps_per_s: float | None  # None: the env was not measured
@@ -92,7 +92,7 @@ class CaseInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(Measurement):
+class ResultRow(Measurement):
     """One training of a mode."""
 
     repeat: int  # from 1
@@ -103,7 +103,7 @@ class Row(Measurement):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figures:
+class ModeFigures:
     """A mode over all repeats."""
 
     mode: str
@@ -143,7 +143,7 @@ class ScalePoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scale:
+class ScalingResults:
     """Env steps/s over the number of workers."""
 
     law: str
@@ -153,11 +153,11 @@ class Scale:
     verdict: tuple[str, ...]  # the same in words, a line for each mode
     assumptions: tuple[str, ...]
     fitted: Mapping[str, float]  # the numbers of the law
-    rows: tuple[Row, ...] = ()
+    rows: tuple[ResultRow, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class ModePair:
     """Two ways beside each other, or what one part of the difference is worth."""
 
     what: str  # sync against async, overlap, no barrier, CUDA graphs
@@ -188,24 +188,24 @@ class Results:
     command: str
     created: str
     hardware: Mapping[str, Any]
-    work: Work
-    ideal: Ideal
+    work: WorkAmount
+    ideal: IdealSpeed
     budget_s: float
     repeats: int
     modes: tuple[CaseInfo, ...]
-    rows: tuple[Row, ...] = ()
-    summary: tuple[Figures, ...] = ()
+    rows: tuple[ResultRow, ...] = ()
+    summary: tuple[ModeFigures, ...] = ()
     equal_work: str = ""  # whether all trainings had the same rows and updates, in words
     equal_wall_s: float | None = None  # when the fastest training had ended: returns are compared then
-    scale: Scale | None = None
-    pairs: tuple[Pair, ...] = ()
+    scale: ScalingResults | None = None
+    pairs: tuple[ModePair, ...] = ()
     timelines: Mapping[str, Any] = field(default_factory=dict)  # mode -> timeline.to_json()
     recommendation: Recommendation | None = None
     ended: Literal["complete", "interrupted"] = "complete"
     wall_s: float = 0.0  # of the whole comparison
     format: int = FORMAT
 
-    def figures(self, mode: str) -> Figures | None:
+    def figures(self, mode: str) -> ModeFigures | None:
         """Of a mode, if there are any."""
         return next((one for one in self.summary if one.mode == mode), None)
 

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from freewheel_lab.compare import charts
-from freewheel_lab.compare.results import CaseInfo, Figures, Results, Row, Spread, Work
+from freewheel_lab.compare.results import CaseInfo, ModeFigures, ResultRow, Results, Spread, WorkAmount
 from freewheel_lab.plots import svg
 from freewheel_lab.plots.chart import Chart
 from freewheel_lab.plots.numbers import UNKNOWN, Show, duration, megabytes, number, percent, times
@@ -148,7 +148,7 @@ def failures(results: Results) -> str:
     return "".join(found)
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A figure of the main table."""
 
     key: str
@@ -156,7 +156,7 @@ class Column(NamedTuple):
     about: str
     show: Show
 
-    def cell(self, figures: Figures) -> tuple[str, str]:
+    def cell(self, figures: ModeFigures) -> tuple[str, str]:
         """What is shown, and the spread below it."""
         value = getattr(figures, self.key)
         if isinstance(value, Spread) and self.key != "return_final":
@@ -165,22 +165,22 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("episodes_per_s", "episodes/s", "Episodes that end in a second", number),
-    Column("steps_per_s", "steps/s", "Environment steps that are learned from in a second", number),
-    Column("time_100k_episodes_s", "100k episodes", "Time for 100,000 episodes at this speed", duration),
-    Column("speedup", "speed-up", "Steps/s over those of sequential, repeat by repeat", times),
-    Column("efficiency", "efficiency", "Steps/s over those of environments that never wait", percent),
-    Column(
+    TableColumn("episodes_per_s", "episodes/s", "Episodes that end in a second", number),
+    TableColumn("steps_per_s", "steps/s", "Environment steps that are learned from in a second", number),
+    TableColumn("time_100k_episodes_s", "100k episodes", "Time for 100,000 episodes at this speed", duration),
+    TableColumn("speedup", "speed-up", "Steps/s over those of sequential, repeat by repeat", times),
+    TableColumn("efficiency", "efficiency", "Steps/s over those of environments that never wait", percent),
+    TableColumn(
         "return_final",
         "return",
         "Of the newest training episodes at the end; small: when the fastest mode had ended",
         number,
     ),
-    Column("lag_max", "lag", "Greatest number of updates between acting and learning, and its mean", number),
-    Column("memory_mb", "memory", "Trainer and workers together", megabytes),
-    Column("cpu_util", "CPU", "Of all cores", percent),
-    Column("dropped", "drops", "Rows that were given up, in all repeats", number),
-    Column("startup_s", "start-up", "Until the first step of an environment; not part of the speeds", duration),
+    TableColumn("lag_max", "lag", "Greatest number of updates between acting and learning, and its mean", number),
+    TableColumn("memory_mb", "memory", "Trainer and workers together", megabytes),
+    TableColumn("cpu_util", "CPU", "Of all cores", percent),
+    TableColumn("dropped", "drops", "Rows that were given up, in all repeats", number),
+    TableColumn("startup_s", "start-up", "Until the first step of an environment; not part of the speeds", duration),
 )
 
 
@@ -190,7 +190,7 @@ def _range(value: Spread, show: Show) -> str:
     return f"{show(value.low)} – {show(value.high)}"
 
 
-def _beside(key: str, figures: Figures) -> str:
+def _beside(key: str, figures: ModeFigures) -> str:
     if key == "lag_max" and figures.lag_mean is not None and figures.lag_max:
         return f"mean {number(figures.lag_mean)}"
     if key == "return_final" and figures.return_at is not None:
@@ -230,7 +230,7 @@ def _mode_row(results: Results, case: CaseInfo) -> str:
     return tag("tr", first + "".join(cells), class_=kind, data_mode=case.mode)
 
 
-def topic(one: charts.Topic) -> str:
+def topic(one: charts.ChartGroup) -> str:
     wide = "pairs" if one.name in ("learning", "time") else "cards"
     shown = "".join(drawn(chart, getattr(chart, "about", "")) for chart in one.charts)
     return section(one.name, one.title, one.about, tag("div", shown, class_=wide))
@@ -312,7 +312,7 @@ def details(results: Results) -> str:
     return section("details", "How it was measured", "", notes + table(("", ""), rows, "facts"))
 
 
-def _left_out(work: Work) -> str:
+def _left_out(work: WorkAmount) -> str:
     """What rates are not over."""
     first = f"the first {work.warm_up} update{'s' * (work.warm_up != 1)} (warm-up) of every rate"
     if work.updates is None:
@@ -342,7 +342,7 @@ def raw_rows(results: Results) -> str:
     return tag("details", tag("summary", text(said)) + inside, id="rows")
 
 
-def _raw(row: Row, name: str) -> str:
+def _raw(row: ResultRow, name: str) -> str:
     value = getattr(row, name)
     if isinstance(value, float):
         return f"{value:.6g}"

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from freewheel_lab.compare.results import Figures, Ideal, Results, Row, Spread
+from freewheel_lab.compare.results import IdealSpeed, ModeFigures, ResultRow, Results, Spread
 
 BASE = "sequential"  # what speed-ups are over
 EPISODES = 100_000
@@ -34,18 +34,18 @@ def summarised(results: Results) -> Results:
     )
 
 
-def rates(rows: Sequence[Row]) -> dict[int, float]:
+def rates(rows: Sequence[ResultRow]) -> dict[int, float]:
     """Steps/s in each repeat."""
     return {row.repeat: row.steps_per_s for row in rows}
 
 
-def episode_steps(rows: Sequence[Row]) -> float | None:
+def episode_steps(rows: Sequence[ResultRow]) -> float | None:
     """The mean length of the episodes that ended in these trainings, of each training its own; None: none has ended."""
     known = [(row.episodes, row.steps_per_s / row.episodes_per_s) for row in rows if row.episodes_per_s]
     return sum(count * length for count, length in known) / sum(count for count, _ in known) if known else None
 
 
-def gains(rows: Sequence[Row], base: Sequence[Row]) -> list[float]:
+def gains(rows: Sequence[ResultRow], base: Sequence[ResultRow]) -> list[float]:
     """Steps/s over those of the base, in every repeat that both have: what slows the machine for a while slows both."""
     over, under = rates(rows), rates(base)
     return [rate / under[repeat] for repeat, rate in over.items() if repeat in under]
@@ -56,13 +56,13 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     return Spread(statistics.median(known), min(known), max(known)) if known else None
 
 
-def return_at(row: Row, seconds: float) -> float | None:
+def return_at(row: ResultRow, seconds: float) -> float | None:
     """The mean return of the newest episodes at this time of the training; None: none had ended."""
     past = bisect_right([point[0] for point in row.curve], seconds)
     return row.curve[past - 1][2] if past else None
 
 
-def equal_work(rows: Sequence[Row], *, replay: bool = False) -> str:
+def equal_work(rows: Sequence[ResultRow], *, replay: bool = False) -> str:
     """Whether every training has done the same, by its ledger. replay: updates follow rows, and those for the last rows may be
     missing."""
     if not rows:
@@ -97,7 +97,9 @@ def unequal(results: Results) -> list[str]:
     return wrong
 
 
-def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, equal: float | None) -> Figures:
+def _figures(
+    mode: str, rows: Sequence[ResultRow], base: Sequence[ResultRow], ideal: IdealSpeed, equal: float | None
+) -> ModeFigures:
     steps = spread(rates(rows).values())
     assert steps is not None, "there are rows"
     length, updates = episode_steps(rows), spread(row.updates_per_s for row in rows)
@@ -105,7 +107,7 @@ def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, 
     per_s = None
     if length is not None:  # where no episode ended, those of the same mode's other trainings tell how long they are
         per_s = spread(row.episodes_per_s or row.steps_per_s / length for row in rows)
-    return Figures(
+    return ModeFigures(
         mode=mode,
         repeats=len(rows),
         steps_per_s=steps,
@@ -128,7 +130,7 @@ def _figures(mode: str, rows: Sequence[Row], base: Sequence[Row], ideal: Ideal, 
     )
 
 
-def _shares(rows: Sequence[Row]) -> dict[str, Mapping[str, float]]:
+def _shares(rows: Sequence[ResultRow]) -> dict[str, Mapping[str, float]]:
     parties = rows[0].shares
     return {
         party: {kind: statistics.fmean(row.shares[party][kind] for row in rows) for kind in kinds}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freewheel.files import disk
-from freewheel_lab.compare.results import CaseInfo, Figures, Results, Spread
+from freewheel_lab.compare.results import CaseInfo, ModeFigures, Results, Spread
 from freewheel_lab.plots.numbers import UNKNOWN, duration, megabytes, number, percent, times
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ FILE = "table.md"
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """Texts in columns; the first is to the left, all others to the right."""
 
     header: Sequence[str]
@@ -51,17 +51,17 @@ SPEED = (
 REST = ("mode", "start-up", "lag mean, max", "return", "at equal time", "memory", "CPU", "GPU", "dropped", "needs")
 
 
-def speed(results: Results) -> Table:
+def speed(results: Results) -> TextTable:
     """What a mode makes."""
-    return Table(SPEED, [_speed(case, results.figures(case.mode)) for case in results.modes])
+    return TextTable(SPEED, [_speed(case, results.figures(case.mode)) for case in results.modes])
 
 
-def rest(results: Results) -> Table:
+def rest(results: Results) -> TextTable:
     """What it costs, and what is learned with it."""
-    return Table(REST, [_rest(case, results.figures(case.mode)) for case in results.modes])
+    return TextTable(REST, [_rest(case, results.figures(case.mode)) for case in results.modes])
 
 
-def scale(results: Results) -> Table | None:
+def scale(results: Results) -> TextTable | None:
     """Measured beside predicted, then what is extrapolated."""
     if results.scale is None:
         return None
@@ -78,7 +78,7 @@ def scale(results: Results) -> Table | None:
         for point in (*results.scale.points, *results.scale.extrapolated)
     ]
     header = ("mode", "workers", "measured steps/s", "by the law", "error", "waits for", "with a core each")
-    return Table(header, rows)
+    return TextTable(header, rows)
 
 
 def markdown(results: Results) -> str:
@@ -157,7 +157,7 @@ def origin(results: Results) -> str:
     return f"`{results.command}`, {results.created}, {machine}, {versions}. {what}; median (lowest .. highest){notes}."
 
 
-def _speed(case: CaseInfo, figures: Figures | None) -> list[str]:
+def _speed(case: CaseInfo, figures: ModeFigures | None) -> list[str]:
     place = f"{case.workers} x {case.envs // max(1, case.workers)}" if case.envs else UNKNOWN
     if figures is None:
         return [case.mode, place, *[UNKNOWN] * (len(SPEED) - 2)]
@@ -172,7 +172,7 @@ def _speed(case: CaseInfo, figures: Figures | None) -> list[str]:
     ]
 
 
-def _rest(case: CaseInfo, figures: Figures | None) -> list[str]:
+def _rest(case: CaseInfo, figures: ModeFigures | None) -> list[str]:
     needs = ", ".join(case.dependencies) or "nothing"
     if figures is None:
         return [case.mode, *[UNKNOWN] * (len(REST) - 2), needs]

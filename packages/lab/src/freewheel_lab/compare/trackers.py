@@ -14,8 +14,8 @@ from freewheel.errors import UsageError
 from freewheel.sinks import tensorboard, wandb
 from freewheel.sinks.sink import chosen
 from freewheel_lab.compare import table
-from freewheel_lab.compare.results import Figures, Results, Spread
-from freewheel_lab.compare.trainings.cases import Given
+from freewheel_lab.compare.results import ModeFigures, Results, Spread
+from freewheel_lab.compare.trainings.cases import GivenOptions
 
 #: Options of `freewheel train` that are the comparison's own: in its trainings they would be measured as well.
 OWN = ("tensorboard", "wandb", "wandb_project", "sinks")
@@ -23,7 +23,7 @@ GROUP = "Compare"
 
 
 @dataclass(frozen=True)
-class Trackers:
+class TrackerOptions:
     """Where the results go beside the folder of the comparison."""
 
     names: tuple[str, ...] = ()
@@ -31,14 +31,14 @@ class Trackers:
 
 
 @dataclass(frozen=True)
-class Told:
+class TrackerReport:
     """What to tell the user: where the results are, and what could not be written."""
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-def split(given: Given) -> tuple[Given, Trackers]:
+def split(given: GivenOptions) -> tuple[GivenOptions, TrackerOptions]:
     """What is for the trainings, and what is for the comparison; SetupError if a tracker is not installed."""
     asked = flags.build(OutputOptions, {name: words for name, words in given.flags.items() if name in OWN})
     kept = {name: words for name, words in given.flags.items() if name not in OWN}
@@ -46,12 +46,12 @@ def split(given: Given) -> tuple[Given, Trackers]:
     if other := [name for name in names if name not in (tensorboard.SINK.name, wandb.SINK.name)]:
         raise UsageError(f"--sinks {other[0]}: a comparison is written to tensorboard and wandb only")
     chosen(names)
-    return replace(given, flags=kept), Trackers(names, asked.wandb_project)
+    return replace(given, flags=kept), TrackerOptions(names, asked.wandb_project)
 
 
-def write(results: Results, folder: Path, trackers: Trackers) -> Told:
+def write(results: Results, folder: Path, trackers: TrackerOptions) -> TrackerReport:
     """Write the results to all of them. A tracker that fails is told of: the results are in the folder all the same."""
-    told = Told()
+    told = TrackerReport()
     for name in trackers.names:
         try:
             if name == tensorboard.SINK.name:
@@ -64,7 +64,7 @@ def write(results: Results, folder: Path, trackers: Trackers) -> Told:
     return told
 
 
-def figures(one: Figures) -> dict[str, float]:
+def figures(one: ModeFigures) -> dict[str, float]:
     """The figures of a mode by their names in charts: medians, with the least and the greatest of a spread."""
     found: dict[str, float] = {}
     for item in dataclasses.fields(one):

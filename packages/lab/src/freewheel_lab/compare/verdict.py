@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from freewheel.metrics.names import WORKING
-from freewheel_lab.compare.results import CaseInfo, Figures, Pair, Recommendation, Results, Row, Spread
+from freewheel_lab.compare.results import CaseInfo, ModeFigures, ModePair, Recommendation, ResultRow, Results, Spread
 from freewheel_lab.compare.summary import BASE, gains, spread
 
 UNKNOWN_NOISE = 0.05  # the spread where there is only one repeat
@@ -22,7 +22,7 @@ def judged(results: Results) -> Results:
 
 
 @dataclass(frozen=True)
-class Margin:
+class SpeedMargin:
     """How much faster one mode is than another."""
 
     share: float  # 0.12: 12 % more steps/s, median over repeats
@@ -33,14 +33,14 @@ class Margin:
         return abs(self.share) <= self.noise
 
 
-def margin(results: Results, mode: str, other: str) -> Margin:
+def margin(results: Results, mode: str, other: str) -> SpeedMargin:
     """Repeat by repeat: both were measured within the same minutes."""
     found = gains(_rows(results, mode), _rows(results, other))
     if not found:  # they have no repeat in common
         both = [one.steps_per_s.median for one in (results.figures(mode), results.figures(other)) if one is not None]
-        return Margin(both[0] / both[1] - 1, UNKNOWN_NOISE)
+        return SpeedMargin(both[0] / both[1] - 1, UNKNOWN_NOISE)
     noise = (max(found) - min(found)) / 2 if len(found) > 1 else UNKNOWN_NOISE
-    return Margin(statistics.median(found) - 1, noise)
+    return SpeedMargin(statistics.median(found) - 1, noise)
 
 
 def recommendation(results: Results) -> Recommendation | None:
@@ -66,7 +66,11 @@ def recommendation(results: Results) -> Recommendation | None:
 
 
 def _sentence(
-    results: Results, chosen: Figures, equal: Sequence[Figures], ranked: Sequence[Figures], ahead: Margin | None
+    results: Results,
+    chosen: ModeFigures,
+    equal: Sequence[ModeFigures],
+    ranked: Sequence[ModeFigures],
+    ahead: SpeedMargin | None,
 ) -> str:
     facts = []
     if chosen.speedup is not None and chosen.mode != BASE:
@@ -87,11 +91,11 @@ def _sentence(
     return f"{chosen.mode}: {text}" + (f", because {reason}" if reason else "")
 
 
-def _least_lag(chosen: Figures, equal: Sequence[Figures]) -> bool:
+def _least_lag(chosen: ModeFigures, equal: Sequence[ModeFigures]) -> bool:
     return all((one.lag_max or 0.0) > (chosen.lag_max or 0.0) for one in equal if one is not chosen)
 
 
-def reasons(results: Results, chosen: Figures) -> Iterator[str]:
+def reasons(results: Results, chosen: ModeFigures) -> Iterator[str]:
     """Why this mode is fast here, by what was measured; that which matters most first."""
     case, ideal = results.case(chosen.mode), results.ideal
     learner = _learning(chosen)
@@ -113,7 +117,7 @@ def reasons(results: Results, chosen: Figures) -> Iterator[str]:
         yield f"envs go on during updates, which take {_learning(before):.0%} of the time of {before.mode}"
 
 
-def _learning(one: Figures) -> float:
+def _learning(one: ModeFigures) -> float:
     return sum(share for kind, share in one.shares.get("learner", {}).items() if kind in WORKING)
 
 
@@ -121,13 +125,13 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def pairs(results: Results) -> Iterator[Pair]:
+def pairs(results: Results) -> Iterator[ModePair]:
     """Synchronous beside asynchronous; what overlap brings, and what CUDA graphs bring, apart from each other."""
     sync, free = _fastest(results, synchronous=True), _fastest(results, synchronous=False)
     on_gpu = any(case.of is not None for case in results.modes)
     if sync is not None and free is not None:
         gain = spread(gains(_rows(results, free.mode), _rows(results, sync.mode)))
-        yield Pair(
+        yield ModePair(
             what="sync against async",
             before=sync.mode,
             after=free.mode,
@@ -139,7 +143,7 @@ def pairs(results: Results) -> Iterator[Pair]:
     yield from _graphs(results) if on_gpu else _no_graphs(results)
 
 
-def _overlap(sync: Figures, free: Figures, gain: Spread | None, case: CaseInfo) -> Pair:
+def _overlap(sync: ModeFigures, free: ModeFigures, gain: Spread | None, case: CaseInfo) -> ModePair:
     """What it would bring to do both at once that take turns in the synchronous mode: an upper bound."""
     learner = _learning(sync)
     most = 1 / max(learner, 1 - learner)
@@ -148,18 +152,18 @@ def _overlap(sync: Figures, free: Figures, gain: Spread | None, case: CaseInfo) 
     if gain is not None and gain.median > most:
         what = "no env waits for another" if case.dependencies else "envs step side by side instead of in turn"
         text += f"; the other {gain.median / most:.2f}x of {free.mode} is that {what}"
-    return Pair(what="overlap", before=sync.mode, after=free.mode, gain=Spread(most, 1.0, most), sentence=text)
+    return ModePair(what="overlap", before=sync.mode, after=free.mode, gain=Spread(most, 1.0, most), sentence=text)
 
 
-def _no_graphs(results: Results) -> Iterator[Pair]:
+def _no_graphs(results: Results) -> Iterator[ModePair]:
     text = "CUDA graphs do not apply: the learner computes on the CPU"
     if results.hardware.get("device", "cpu") != "cpu":
         text = "what CUDA graphs bring was not measured: it takes a synchronous and an asynchronous mode, and --compile graphs"
     for case in results.modes[:1]:
-        yield Pair(what="CUDA graphs", before=case.mode, after=case.mode, gain=None, sentence=text)
+        yield ModePair(what="CUDA graphs", before=case.mode, after=case.mode, gain=None, sentence=text)
 
 
-def _graphs(results: Results) -> Iterator[Pair]:
+def _graphs(results: Results) -> Iterator[ModePair]:
     """From a synchronous and an asynchronous mode, each with and without graphs."""
     off = {case.of: case for case in results.modes if case.of is not None}
     ways = {results.case(of).synchronous: (of, case.mode) for of, case in off.items() if of is not None}
@@ -167,14 +171,14 @@ def _graphs(results: Results) -> Iterator[Pair]:
         (_, sync), (_, free) = ways[True], ways[False]
         gain = spread(gains(_rows(results, free), _rows(results, sync)))
         text = f"overlap alone, without CUDA graphs: {free} makes {_times(gain)} as many steps/s as {sync}"
-        yield Pair(what="overlap", before=sync, after=free, gain=gain, sentence=text)
+        yield ModePair(what="overlap", before=sync, after=free, gain=gain, sentence=text)
     for with_graphs, without in ways.values():
         gain = spread(gains(_rows(results, with_graphs), _rows(results, without)))
         text = f"CUDA graphs alone: {with_graphs} makes {_times(gain)} as many steps/s with them as without"
-        yield Pair(what="CUDA graphs", before=without, after=with_graphs, gain=gain, sentence=text)
+        yield ModePair(what="CUDA graphs", before=without, after=with_graphs, gain=gain, sentence=text)
 
 
-def _fastest(results: Results, *, synchronous: bool) -> Figures | None:
+def _fastest(results: Results, *, synchronous: bool) -> ModeFigures | None:
     modes = {case.mode for case in results.modes if case.synchronous == synchronous and case.of is None}
     found = [one for one in results.summary if one.mode in modes]
     return max(found, key=lambda one: one.steps_per_s.median, default=None)
@@ -186,7 +190,7 @@ def _times(gain: Spread | None) -> str:
     return f"{gain.median:.2f}x ({gain.low:.2f} .. {gain.high:.2f})"
 
 
-def _rows(results: Results, mode: str) -> list[Row]:
+def _rows(results: Results, mode: str) -> list[ResultRow]:
     return [row for row in results.rows if row.mode == mode]
 
 

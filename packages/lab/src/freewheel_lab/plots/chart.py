@@ -32,7 +32,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Bars:
+class BarChart:
     """A bar for each label, side by side for the eye to compare."""
 
     name: str  # of its file
@@ -56,7 +56,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """Points in the order of x, with a band from low to high if there is one; a whisker each for dots."""
 
     label: str
@@ -68,14 +68,14 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineChart:
     """Lines over one axis."""
 
     name: str
     title: str
     x_label: str
     y_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     log_x: bool = False
     from_zero: bool = False  # whether the axis of y begins at zero
     mark: float | None = None  # a vertical line at this x
@@ -88,7 +88,7 @@ class Lines:
     def empty(self) -> bool:
         return not any(line.points for line in self.lines)
 
-    def labelled(self) -> list[Line]:
+    def labelled(self) -> list[ChartLine]:
         """One line of each label, for the legend."""
         return list({line.label: line for line in reversed(self.lines) if line.points}.values())[::-1]
 
@@ -114,7 +114,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackedBar:
     """Shares of a whole, one after the other; kinds have colours of their own."""
 
     label: str
@@ -122,13 +122,13 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Stacks:
+class StackedBarChart:
     """A whole for each label, cut into the same kinds."""
 
     name: str
     title: str
     about: str
-    stacks: tuple[Stack, ...]
+    stacks: tuple[StackedBar, ...]
     colours: Mapping[str, str]  # of every kind
     meanings: Mapping[str, str]  # of kinds, a sentence each
 
@@ -143,7 +143,7 @@ class Stacks:
 
 
 @dataclass(frozen=True)
-class Track:
+class SpanTrack:
     """What one party did: spans of (begin, end, kind) in seconds, in order."""
 
     label: str
@@ -151,20 +151,20 @@ class Track:
 
 
 @dataclass(frozen=True)
-class Tracks:
+class SpanChart:
     """Parties below each other over the same seconds; only pictures show it, pages have a timeline that can be zoomed."""
 
     name: str
     title: str
     about: str
-    tracks: tuple[Track, ...]
+    tracks: tuple[SpanTrack, ...]
     begin: float
     end: float
     colours: Mapping[str, str]  # of every kind, in the order of the legend
     thin: frozenset[str] = frozenset()  # kinds that are waits
 
 
-Chart: TypeAlias = Bars | Lines | Stacks
+Chart: TypeAlias = BarChart | LineChart | StackedBarChart
 
 
 #: Seconds between two ticks of an axis of time.

@@ -14,8 +14,8 @@ from freewheel.files.reach import typed
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
-    from freewheel_lab.plots.chart import Lines
-    from freewheel_lab.plots.curves import Run
+    from freewheel_lab.plots.chart import LineChart
+    from freewheel_lab.plots.curves import PlottedRun
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _outputs(options: PlotOptions, folders: Sequence[Path]) -> list[Path]:
     return [typed(path.parent) / path.name]
 
 
-def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[Lines], str]:
+def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[LineChart], str]:
     from freewheel.files.output import complain
     from freewheel_lab.plots import curves
 
@@ -111,11 +111,11 @@ def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[Lines],
     return drawn, worlds.pop() if len(worlds) == 1 else ""
 
 
-def _missing(charts: Sequence[Lines]) -> list[str]:
+def _missing(charts: Sequence[LineChart]) -> list[str]:
     return [f"{line.label} has no {chart.title} to draw" for chart in charts for line in chart.lines if not line.points]
 
 
-def _runs(folders: Sequence[Path], columns: Sequence[str]) -> list[Run]:
+def _runs(folders: Sequence[Path], columns: Sequence[str]) -> list[PlottedRun]:
     """Those that can be read; the others are told of."""
     from freewheel.files.output import complain
     from freewheel_lab.plots.curves import read_run

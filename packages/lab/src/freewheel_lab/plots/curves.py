@@ -18,7 +18,7 @@ from freewheel.core import NDArray
 from freewheel.errors import FileError, UsageError, nearest
 from freewheel.files.read import json_object, lines
 from freewheel.metrics.names import GROUPS, describe
-from freewheel_lab.plots.chart import Line, Lines
+from freewheel_lab.plots.chart import ChartLine, LineChart
 from freewheel_lab.plots.numbers import Show, duration, short
 
 Axis: TypeAlias = Literal["steps", "time", "updates"]
@@ -39,7 +39,7 @@ MOST = 1000  # points of a drawn line
 
 
 @dataclass(frozen=True)
-class Run:
+class PlottedRun:
     """Columns of the metrics of a run; a value that is not there is NaN."""
 
     path: Path
@@ -58,14 +58,14 @@ class Run:
 
 
 @dataclass
-class Group:
+class CurveGroup:
     """Runs that differ only in their seed."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[PlottedRun] = field(default_factory=list)
     label: str = ""
 
 
-def read_run(path: Path, wanted: Sequence[str], say: Callable[[str], None]) -> Run:
+def read_run(path: Path, wanted: Sequence[str], say: Callable[[str], None]) -> PlottedRun:
     """These columns of a run; FileError if it has no rows. A damaged line is left out and told of, the half line that a running
     trainer is about to finish is just left out."""
     config = json_object(path / "config.json")
@@ -87,7 +87,7 @@ def read_run(path: Path, wanted: Sequence[str], say: Callable[[str], None]) -> R
     if not rows:
         raise FileError(f"{path} has no rows of metrics: nothing to draw")
     table = np.array(rows, np.float64).reshape(len(rows), len(wanted))
-    return Run(path, config, {name: table[:, at] for at, name in enumerate(wanted)}, frozenset(names))
+    return PlottedRun(path, config, {name: table[:, at] for at, name in enumerate(wanted)}, frozenset(names))
 
 
 def _number(value: object) -> float:
@@ -95,7 +95,7 @@ def _number(value: object) -> float:
     return float(value) if usable else math.nan  # type: ignore[arg-type] # it is a number
 
 
-def check_metric(name: str, runs: Sequence[Run]) -> None:
+def check_metric(name: str, runs: Sequence[PlottedRun]) -> None:
     """UsageError, with the nearest name, if no run has this metric."""
     found = frozenset[str]().union(*(run.names for run in runs))
     if name in found:
@@ -106,11 +106,11 @@ def check_metric(name: str, runs: Sequence[Run]) -> None:
     raise UsageError(f"unknown metric --y {name}{nearest(name, {*known, *found}, '; docs/metrics.md lists them all')}")
 
 
-def group(runs: Sequence[Run]) -> list[Group]:
+def group(runs: Sequence[PlottedRun]) -> list[CurveGroup]:
     """Runs that differ only in their seed, together; a label for each group that tells it from the others."""
-    found: dict[str, Group] = {}
+    found: dict[str, CurveGroup] = {}
     for run in runs:
-        found.setdefault(run.key, Group()).runs.append(run)
+        found.setdefault(run.key, CurveGroup()).runs.append(run)
     groups = list(found.values())
     for one in groups:
         stems = {re.sub(r"-s\d+$", "", run.name) for run in one.runs}
@@ -124,7 +124,7 @@ def group(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-def ended_early(groups: Sequence[Group]) -> list[str]:
+def ended_early(groups: Sequence[CurveGroup]) -> list[str]:
     """A line about every group whose curve is cut short by a run that has come less than half as far as another."""
     found = []
     for one in groups:
@@ -138,7 +138,7 @@ def ended_early(groups: Sequence[Group]) -> list[str]:
     return found
 
 
-def curve(run: Run, x: str, y: str, smooth: int = 1) -> tuple[NDArray, NDArray]:
+def curve(run: PlottedRun, x: str, y: str, smooth: int = 1) -> tuple[NDArray, NDArray]:
     """The points of a run at which both are known, x growing; y is the mean of the newest `smooth` points."""
     xs, ys = run.columns[x], run.columns[y]
     kept = np.isfinite(xs) & np.isfinite(ys)
@@ -175,7 +175,7 @@ def _at(grid: NDArray, xs: NDArray, ys: NDArray, *, steps: bool) -> NDArray:
     return np.asarray(ys[np.searchsorted(xs, grid, side="right") - 1])
 
 
-def _evaluations(one: Group, line: Line, x: str) -> Line:
+def _evaluations(one: CurveGroup, line: ChartLine, x: str) -> ChartLine:
     """A dot for each evaluation of a run, with the deviation of its returns; of several runs, where their mean changes."""
     run, (xs, ys) = one.runs[0], np.array(line.points).T
     since = curve(run, x, PLAYED)[0] if len(one.runs) == 1 else np.zeros(0)
@@ -186,7 +186,7 @@ def _evaluations(one: Group, line: Line, x: str) -> Line:
     return replace(line, points=tuple(itertools.compress(line.points, new)), low=low, high=high, style="dots")
 
 
-def chart(groups: Sequence[Group], axis: Axis, metric: str, smooth: int = 1) -> Lines:
+def chart(groups: Sequence[CurveGroup], axis: Axis, metric: str, smooth: int = 1) -> LineChart:
     """One metric of all groups over one axis: a line each, with a band where there are several seeds."""
     x, x_label, show_x = AXES[axis]
     known = describe(metric)
@@ -197,11 +197,11 @@ def chart(groups: Sequence[Group], axis: Axis, metric: str, smooth: int = 1) -> 
         points = tuple(zip(xs.tolist(), mean.tolist(), strict=True))
         several = len(one.runs) > 1
         low, high = (tuple((mean + sign * spread).tolist()) if several else () for sign in (-1, 1))
-        drawn.append(Line(one.label, points, low, high, number + 1, "steps" if steps else "line"))
+        drawn.append(ChartLine(one.label, points, low, high, number + 1, "steps" if steps else "line"))
         if metric == "eval_return" and points:
             drawn.append(_evaluations(one, drawn[-1], x))
     unit = known.unit if known is not None else ""
-    return Lines(
+    return LineChart(
         name=f"{metric.replace('/', '-')}-{axis}",
         title=USUAL.get(metric, metric),
         x_label=x_label,

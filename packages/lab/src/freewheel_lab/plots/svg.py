@@ -7,7 +7,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from freewheel_lab.plots.chart import PALETTE, Bar, Bars, Chart, Line, Lines, Stacks, thinned, ticks
+from freewheel_lab.plots.chart import (
+    PALETTE,
+    Bar,
+    BarChart,
+    Chart,
+    ChartLine,
+    LineChart,
+    StackedBarChart,
+    thinned,
+    ticks,
+)
 from freewheel_lab.plots.numbers import percent
 
 BARS_WIDTH, ROW, THICK = 380, 42, 12
@@ -19,9 +29,9 @@ MOST_POINTS = 240
 
 def draw(chart: Chart) -> str:
     """The chart without its title, which is the page's to set; with the legend, where it needs one."""
-    if isinstance(chart, Stacks):
+    if isinstance(chart, StackedBarChart):
         return _stacks(chart)
-    return _bars(chart) if isinstance(chart, Bars) else _lines(chart)
+    return _bars(chart) if isinstance(chart, BarChart) else _lines(chart)
 
 
 def colour(number: int) -> str:
@@ -33,7 +43,7 @@ def _open(width: int, height: float, label: str) -> str:
     return f'<svg class="chart" viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">'
 
 
-def _bars(chart: Bars) -> str:
+def _bars(chart: BarChart) -> str:
     height = ROW * len(chart.bars) + (18 if chart.ideal is not None else 2)
     said = "; ".join(f"{bar.label} {bar.note or chart.show(bar.value)}" for bar in chart.bars)
     parts = [_open(BARS_WIDTH, height, f"{chart.title}: {said}")]
@@ -49,7 +59,7 @@ def _bars(chart: Bars) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _bar(chart: Bars, bar: Bar, y: float, scale: float) -> Iterator[str]:
+def _bar(chart: BarChart, bar: Bar, y: float, scale: float) -> Iterator[str]:
     label = bar.label if len(bar.label) <= LABEL else f"{bar.label[: LABEL - 1]}…"
     shown = bar.note or chart.show(bar.value)
     spread = bar.low is not None and bar.high is not None and bar.low < bar.high
@@ -78,7 +88,7 @@ def _bar(chart: Bars, bar: Bar, y: float, scale: float) -> Iterator[str]:
     yield "</g>"
 
 
-def _lines(chart: Lines) -> str:
+def _lines(chart: LineChart) -> str:
     x_ticks, y_ticks = chart.x_ticks(), ticks(*chart.y_span())
     place_x = _scale(x_ticks[0], x_ticks[-1], LEFT, LINES_WIDTH - RIGHT, log=chart.log_x)
     place_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
@@ -101,7 +111,7 @@ def _scale(low: float, high: float, start: float, stop: float, *, log: bool = Fa
     return lambda value: start + (stop - start) * ((math.log(value) if log else value) - low) / (high - low)
 
 
-def _axes(chart: Lines, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]]) -> Iterator[str]:
+def _axes(chart: LineChart, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]]) -> Iterator[str]:
     for y, shown in ys:
         yield f'<path class="grid" d="M{LEFT} {y:.1f}H{LINES_WIDTH - RIGHT}"/>'
         yield f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{escape(shown)}</text>'
@@ -116,7 +126,7 @@ def _axes(chart: Lines, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[floa
     yield f'<text class="faint" transform="translate(12 {y:g}) rotate(-90)" text-anchor="middle">{escape(chart.y_label)}</text>'
 
 
-def _mark(chart: Lines, x: float) -> Iterator[str]:
+def _mark(chart: LineChart, x: float) -> Iterator[str]:
     yield f'<path class="ideal" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
     left = x > LINES_WIDTH / 2
     where = f'x="{x - 6 if left else x + 6:.1f}" y="{TOP + 12}" text-anchor="{"end" if left else "start"}"'
@@ -124,7 +134,7 @@ def _mark(chart: Lines, x: float) -> Iterator[str]:
 
 
 def _line(
-    chart: Lines, line: Line, place_x: Callable[[float], float], place_y: Callable[[float], float]
+    chart: LineChart, line: ChartLine, place_x: Callable[[float], float], place_y: Callable[[float], float]
 ) -> Iterator[str]:
     kept = thinned(range(len(line.points)), MOST_POINTS)
     points = [(place_x(line.points[at][0]), place_y(line.points[at][1])) for at in kept]
@@ -159,7 +169,7 @@ def _stepped(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
     return found
 
 
-def _legend(chart: Lines) -> str:
+def _legend(chart: LineChart) -> str:
     styles = {line.style for line in chart.lines if line.points} if chart.styles else set()
     plain = "line" if chart.styles else ""
     keys = [(colour(line.colour), plain or line.style, line.label) for line in chart.labelled()]
@@ -168,7 +178,7 @@ def _legend(chart: Lines) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _stacks(chart: Stacks) -> str:
+def _stacks(chart: StackedBarChart) -> str:
     said = "; ".join(
         f"{one.label} {', '.join(f'{kind} {percent(share)}' for kind, share in one.shares)}" for one in chart.stacks
     )

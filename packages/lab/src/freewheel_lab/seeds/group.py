@@ -107,7 +107,7 @@ class SeedRun:
 
 
 @dataclass
-class Group:
+class SeedGroup:
     """All runs of one command."""
 
     title: str
@@ -121,7 +121,7 @@ class Group:
         """Run them all; the exit code is the worst of theirs. A signal ends all runs in good order."""
         from freewheel.run.process import Interrupted, Stop
 
-        stop, display = Stop(), _Display(self, every)
+        stop, display = Stop(), _SeedProgress(self, every)
         stop.begin()
         with stop.listening(), display:
             try:
@@ -147,7 +147,7 @@ class Group:
     def waiting(self) -> list[SeedRun]:
         return [run for run in self.runs if run.process is None]
 
-    def _turn(self, argv: Sequence[str], stop: Stop, display: _Display) -> bool:
+    def _turn(self, argv: Sequence[str], stop: Stop, display: _SeedProgress) -> bool:
         """Take note of the runs that have ended, start others in their place; whether all is over."""
         for run in self.running():
             if run.ended() and run.error and stop.signal is None:
@@ -212,10 +212,10 @@ class Group:
         yield f"  {self.file}"
 
 
-class _Display:
+class _SeedProgress:
     """The progress of all runs: a table on a terminal, a line an interval elsewhere."""
 
-    def __init__(self, group: Group, every: float) -> None:
+    def __init__(self, group: SeedGroup, every: float) -> None:
         from freewheel.files.terminal import Terminal
 
         self._group, self._every, self._console = group, every, Terminal()
@@ -261,7 +261,7 @@ class _Display:
                 yield f"seed {run.seed:<{width}} starting"
 
 
-def group_of(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Group:
+def group_of(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> SeedGroup:
     """The runs of these seeds, with free names; SetupError if the name that was asked for is taken."""
     config, name = planned.config, planned.name
     if not name.exact:
@@ -276,10 +276,10 @@ def group_of(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Gr
             raise SetupError(f"'{taken.name}' exists in {name.folder}; choose another --run or remove it")
         name = replace(name, number=name.number + 1)
     title = f"{config.env.name}  {config.algo}  {config.mode}"
-    return Group(title, file, runs, min(jobs or at_once(planned), len(seeds)), config.run.budget)
+    return SeedGroup(title, file, runs, min(jobs or at_once(planned), len(seeds)), config.run.budget)
 
 
-def claim(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Group:
+def claim(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> SeedGroup:
     """The same, with its JSON file created, so that nobody else gets the same names."""
     from freewheel.run.checkpoints import checkpoint
 
@@ -313,7 +313,7 @@ def at_once(planned: Plan) -> int:
     return max(1, min(fits, int(memory)))
 
 
-def plan_lines(planned: Plan, group: Group) -> list[str]:
+def plan_lines(planned: Plan, group: SeedGroup) -> list[str]:
     """The plan of a run, and that of the group."""
     seeds, names = [str(run.seed) for run in group.runs], [str(run.path) for run in group.runs]
     shown = ", ".join(seeds if len(seeds) <= 10 else [*seeds[:3], "...", seeds[-1]])

@@ -105,7 +105,7 @@ def _tune(tuning: Tuning, own: TuneOptions) -> None:
     from freewheel_lab.tune.trial import expected_s, run_trial
 
     config, trials = tuning.config, ("the best two, run for real", 2 * (own.measure_seconds + 5))
-    with Progress([*stages(config, own.probe_seconds), *([trials] if own.measure_seconds else [])]) as progress:
+    with TuningProgress([*stages(config, own.probe_seconds), *([trials] if own.measure_seconds else [])]) as progress:
         tuning.others = psutil.cpu_percent(LOOK) / 100 * (psutil.cpu_count() or 1)
         tuning.probe = probe(config, name_run(config), own.probe_seconds, progress.next)
         progress.next("the settings", 0.0)
@@ -117,7 +117,7 @@ def _tune(tuning: Tuning, own: TuneOptions) -> None:
             tuning.trials.append(run_trial(one, own.measure_seconds, trust=own.trust))
 
 
-class Progress:
+class TuningProgress:
     """What is being measured, and how long all of it will take; on standard error."""
 
     def __init__(self, stages: Sequence[tuple[str, float]]) -> None:

@@ -14,7 +14,7 @@ from freewheel.errors import UsageError
 from freewheel.files import disk
 from freewheel.run.advice.prospects import words
 from freewheel_lab.tune.result import Tuning
-from freewheel_lab.tune.search import Candidate
+from freewheel_lab.tune.search import TuningCandidate
 
 MARK = "Written by freewheel tune"
 
@@ -29,7 +29,7 @@ def check_place(path: Path) -> None:
         raise UsageError(f"{path} exists and was not written by freewheel tune: choose another --out or remove it")
 
 
-def options_of(config: Config, chosen: Candidate) -> dict[str, Any]:
+def options_of(config: Config, chosen: TuningCandidate) -> dict[str, Any]:
     """What the file holds: the options that were chosen, after those of the file that was given, by their dotted names."""
     values = flags.flatten({name: value for name, value in config.to_json().items() if name != "sources"})
     args = {f"{vocabulary.FREE}{key}": value for key, value in config.env.args.items()}
@@ -40,7 +40,7 @@ def options_of(config: Config, chosen: Candidate) -> dict[str, Any]:
     return {**kept, **{name: value for name, value in fixed.items() if value is not None}, **chosen.options}
 
 
-def command(config: Config, chosen: Candidate, path: Path) -> str:
+def command(config: Config, chosen: TuningCandidate, path: Path) -> str:
     """What to type to train with the file."""
     held = options_of(config, chosen)
     own = chosen.plan.config  # with the options of its mode that were given

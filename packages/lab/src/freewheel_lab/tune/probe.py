@@ -20,7 +20,7 @@ from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, arrange, survey_env
 from freewheel.run.process import learner_threads
 from freewheel.transport.executors import SerialExecutor
-from freewheel_lab.tune.rehearsal import Rehearsal, rehearse
+from freewheel_lab.tune.worker_benchmark import WorkerBenchmark, benchmark_workers
 
 SURVEY, LEARNER = 0.25, 0.1  # of the budget, at most
 SURVEY_S = 2.5  # seconds of steps, at most
@@ -48,7 +48,7 @@ class Probe:
     wire: WireTimes = NO_WIRE
     #: (lanes of a worker, seconds of one step of all of them beside the env), rising; empty: what the policy alone takes
     acting: tuple[tuple[int, float], ...] = ()
-    rehearsals: tuple[Rehearsal, ...] = ()
+    benchmarks: tuple[WorkerBenchmark, ...] = ()
     clock: PolicyClock = field(default_factory=PolicyClock, compare=False)
 
     def arrange(self, config: Config) -> Plan:
@@ -79,20 +79,20 @@ class Probe:
             "together": self.env.together,
             "acting": self.acting,
             "wire": vars(self.wire),
-            "rehearsals": [vars(one) for one in self.rehearsals],
+            "rehearsals": [vars(one) for one in self.benchmarks],
         }
 
 
 def stages(config: Config, budget: float) -> list[tuple[str, float]]:
     """What a probe does, and about how many seconds each part takes; known before anything is measured."""
     shapes = _shapes(config)
-    each = _rehearsal_s(budget, len(shapes))
+    each = _benchmark_s(budget, len(shapes))
     parts = [(f"steps and resets of {config.env.label}", min(SURVEY_S, SURVEY * budget) + 1.0)]
     parts += [(str(one), each + STARTING) for one in shapes]
     return [*parts, (LEARNING, LEARNER * budget)]
 
 
-class _Shape(NamedTuple):
+class _BenchmarkShape(NamedTuple):
     """Of a rehearsal."""
 
     lanes: int  # of a worker
@@ -104,16 +104,16 @@ class _Shape(NamedTuple):
         return f"{who} with {count(self.lanes, 'env')}, {self.fragment} steps at once"
 
 
-def _shapes(config: Config, cost: EnvCost | None = None) -> list[_Shape]:
+def _shapes(config: Config, cost: EnvCost | None = None) -> list[_BenchmarkShape]:
     """Rehearsal by rehearsal; before the cost is known, as for an env that computes."""
     if cost is not None and not cost.computes and not config.env.batched:
         workers = min(SLEEPERS, memory_room(cost))
-        return [_Shape(1, USUAL, workers), _Shape(1, SHORT, workers)]
+        return [_BenchmarkShape(1, USUAL, workers), _BenchmarkShape(1, SHORT, workers)]
     lanes = BATCHED_LANES if config.env.batched else LANES
-    return [*(_Shape(one, LONG) for one in lanes), _Shape(1, SHORT)]
+    return [*(_BenchmarkShape(one, LONG) for one in lanes), _BenchmarkShape(1, SHORT)]
 
 
-def _rehearsal_s(budget: float, shapes: int) -> float:
+def _benchmark_s(budget: float, shapes: int) -> float:
     left = budget * (1 - SURVEY - LEARNER) - shapes * STARTING
     return max(0.2, min(LONGEST, left / shapes))
 
@@ -134,18 +134,18 @@ def probe(config: Config, name: RunName, budget: float, report: Report) -> Probe
     cost = replace(cost, batched=config.env.batched)
     found = Probe(config, cost, name, device, step_times(config, cost))
     if cost.portable:
-        found = _with_rehearsals(found, budget, report)
+        found = _with_benchmarks(found, budget, report)
     report(*parts[-1])
     with learner_threads(config.run.machine.threads):
         found.predict(found.arrange(config))  # measures the learner
     return found
 
 
-def _with_rehearsals(found: Probe, budget: float, report: Report) -> Probe:
+def _with_benchmarks(found: Probe, budget: float, report: Report) -> Probe:
     """The same with what workers showed, where their steps are short enough."""
-    made, began = list[Rehearsal](), perf_counter()
+    made, began = list[WorkerBenchmark](), perf_counter()
     shapes = _shapes(found.config, found.cost)
-    seconds = _rehearsal_s(budget, len(shapes))
+    seconds = _benchmark_s(budget, len(shapes))
     base = worker_config(found.config)
     if base is None:
         return found
@@ -158,7 +158,7 @@ def _with_rehearsals(found: Probe, budget: float, report: Report) -> Probe:
             if found.cost.own * few > seconds * at_once or left < seconds:
                 continue
             report(str(one), seconds + STARTING)
-            showed = rehearse(found.arrange(_with(base, one)), snapshot, seconds, left)
+            showed = benchmark_workers(found.arrange(_with(base, one)), snapshot, seconds, left)
             made += [] if showed is None else [showed]
     return _derived(found, made)
 
@@ -174,7 +174,7 @@ def worker_config(config: Config) -> Config | None:
         return None
 
 
-def _with(base: Config, shape: _Shape) -> Config:
+def _with(base: Config, shape: _BenchmarkShape) -> Config:
     """So many workers and envs; updates large enough for such fragments."""
     collector: Any = base.collector
     sizes = {"workers": shape.workers, "envs_per_worker": shape.lanes, "num_envs": "auto"}
@@ -188,30 +188,30 @@ def _snapshot(planned: Plan) -> Any:
     return planned.config.learner.build(replace(planned.learner_spec, services=services)).snapshot()
 
 
-def _derived(found: Probe, made: Sequence[Rehearsal]) -> Probe:
+def _derived(found: Probe, made: Sequence[WorkerBenchmark]) -> Probe:
     """The times of the model from those of the rehearsals."""
     longs = [one for one in made if one.fragment > SHORT]
     short = next((one for one in made if one.fragment == SHORT), None)
     alone = next((one for one in longs if one.lanes == 1), None)
     if alone is None:
-        return replace(found, rehearsals=tuple(made))
+        return replace(found, benchmarks=tuple(made))
     wire = WireTimes(taken_row=alone.taken) if short is None else _wire(alone, short, longs)
-    acting = tuple((one.lanes, one.lanes * _beside_env(one, wire)) for one in longs)
+    acting = tuple((one.lanes, one.lanes * _without_env(one, wire)) for one in longs)
     together = tuple((one.lanes, one.lanes * one.env / alone.env) for one in longs) if alone.env > 0 else ()
     env = found.env
     if env.row > 0 and alone.rows >= found.cost.steps:  # it has seen more
         env = env.scaled(alone.env / env.row)
     cpu = env.cpu if found.cost.children else min(env.row, max(0.0, alone.cpu - alone.act - alone.send))
     env = replace(env, cpu=cpu, together=together if len(together) > 1 else env.together)
-    return replace(found, env=env, wire=wire, acting=acting, rehearsals=tuple(made))
+    return replace(found, env=env, wire=wire, acting=acting, benchmarks=tuple(made))
 
 
-def _beside_env(one: Rehearsal, wire: WireTimes) -> float:
+def _without_env(one: WorkerBenchmark, wire: WireTimes) -> float:
     """Seconds of a row beside the env and the closing of fragments."""
     return max(0.0, one.act + one.send - wire.fragment / one.fragment_rows)
 
 
-def _wire(long: Rehearsal, short: Rehearsal, others: Sequence[Rehearsal]) -> WireTimes:
+def _wire(long: WorkerBenchmark, short: WorkerBenchmark, others: Sequence[WorkerBenchmark]) -> WireTimes:
     """What a fragment costs, from fragments of two lengths: a row is the same in both. What taking a row costs shows where most
     were taken at once."""
     more = 1 / short.fragment_rows - 1 / long.fragment_rows

@@ -10,8 +10,8 @@ from freewheel.collect.mode import count
 from freewheel.config.resolve import Config
 from freewheel.run.advice.prospects import WAITS_FOR
 from freewheel_lab.tune.probe import Probe
-from freewheel_lab.tune.search import Candidate, fixed_options
-from freewheel_lab.tune.trial import Trial
+from freewheel_lab.tune.search import TuningCandidate, fixed_options
+from freewheel_lab.tune.trial import TuningTrial
 
 BETTER = 1.03  # times as fast as the one that was predicted to be best: then it is taken instead, ...
 WORTH_LAG = 1.1  # ... where it has more lag: a short training is not measured exactly, and older actions teach less
@@ -24,16 +24,16 @@ class Tuning:
 
     config: Config  # as it was given
     probe: Probe | None = None
-    order: Sequence[Candidate] = ()  # the best first, as predicted
+    order: Sequence[TuningCandidate] = ()  # the best first, as predicted
     refused: Mapping[str, str] = field(default_factory=dict)  # modes that do not take this run, and why
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[TuningTrial] = field(default_factory=list)
     interrupted: bool = False
     others: float = 0.0  # cores that other programs kept busy when it began
     file: str = ""  # that holds the setting
     command: str = ""  # that trains with it
 
     @property
-    def chosen(self) -> Candidate | None:
+    def chosen(self) -> TuningCandidate | None:
         """What was measured to be better; where nothing was measured, what is predicted to be best."""
         measured = [trial for trial in self.trials if trial.rate is not None]
         if not measured:
@@ -55,11 +55,11 @@ class Tuning:
         busy = f"other programs kept {self.others:.1f} cores busy when this began"
         return f"{busy}: predictions are for a machine that does nothing else, and measurements are lower"
 
-    def trial_of(self, candidate: Candidate) -> Trial | None:
+    def trial_of(self, candidate: TuningCandidate) -> TuningTrial | None:
         """What a real run of a setting made, if there was one."""
         return next((trial for trial in self.trials if trial.candidate is candidate), None)
 
-    def shown(self, most: int) -> list[Candidate]:
+    def shown(self, most: int) -> list[TuningCandidate]:
         """The settings that a person wants to see: what was run, the best of each mode, then the best of the others."""
         first = {one.mode: one for one in reversed(self.order)}
         picked = [trial.candidate for trial in self.trials] + [one for one in self.order if first[one.mode] is one]
@@ -81,7 +81,7 @@ class Tuning:
         said = f"use {setting(chosen)}: {rate}, lag {chosen.forecast.lag:.1f}, {waits}"
         return "; ".join([said, *self._about_the_other(chosen)])
 
-    def _about_the_other(self, chosen: Candidate) -> list[str]:
+    def _about_the_other(self, chosen: TuningCandidate) -> list[str]:
         """The other setting that was run, and what the measurement contradicted."""
         said = []
         for trial in self.trials:
@@ -114,17 +114,17 @@ class Tuning:
         }
 
 
-def setting(one: Candidate) -> str:
+def setting(one: TuningCandidate) -> str:
     """A setting in words: --mode continuous, 4 workers x 2 envs."""
     return f"--mode {one.mode} with {lanes(one)}" + (f" in fragments of {one.fragment}" if odd(one) else "")
 
 
-def odd(one: Candidate) -> bool:
+def odd(one: TuningCandidate) -> bool:
     """Whether its fragments have another length than usual."""
     return "collection_batch_size" in one.options
 
 
-def lanes(one: Candidate) -> str:
+def lanes(one: TuningCandidate) -> str:
     """Its workers and envs."""
     envs = one.plan.spec.lanes
     if one.plan.worker_config is None:
@@ -133,7 +133,7 @@ def lanes(one: Candidate) -> str:
     return f"{count(one.plan.workers, 'worker')} x {envs // one.plan.workers}"
 
 
-def candidate_json(one: Candidate) -> dict[str, Any]:
+def candidate_json(one: TuningCandidate) -> dict[str, Any]:
     return {
         "options": one.options,
         "workers": one.plan.workers if one.plan.worker_config is not None else 0,

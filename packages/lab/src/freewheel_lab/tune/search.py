@@ -29,7 +29,7 @@ CHOSEN = ("flag", "argument", "file", "preset")  # how the sources of options be
 
 
 @dataclass(frozen=True)
-class Candidate:
+class TuningCandidate:
     """A setting, and what it would make."""
 
     plan: Plan
@@ -76,9 +76,9 @@ def fixed_options(config: Config) -> frozenset[str]:
     return frozenset(name for name, source in config.sources.items() if source.partition(" ")[0] in CHOSEN)
 
 
-def search(probe: Probe) -> tuple[list[Candidate], dict[str, str]]:
+def search(probe: Probe) -> tuple[list[TuningCandidate], dict[str, str]]:
     """Every setting that can be had, the best first; and why modes are left out."""
-    found: list[Candidate] = []
+    found: list[TuningCandidate] = []
     refused: dict[str, str] = {}
     with learner_threads(probe.config.run.machine.threads):
         for config in probe.config.among or (probe.config,):
@@ -89,9 +89,9 @@ def search(probe: Probe) -> tuple[list[Candidate], dict[str, str]]:
     return ranked(found), refused
 
 
-def _of_mode(config: Config, probe: Probe) -> tuple[list[Candidate], str]:
+def _of_mode(config: Config, probe: Probe) -> tuple[list[TuningCandidate], str]:
     """The settings of one mode; and why it does not take one of them, if so."""
-    found, refused = list[Candidate](), ""
+    found, refused = list[TuningCandidate](), ""
     for setting in _settings(config, probe):
         try:
             prospect = probe.predict(probe.arrange(setting))
@@ -99,13 +99,13 @@ def _of_mode(config: Config, probe: Probe) -> tuple[list[Candidate], str]:
             refused = str(error).splitlines()[0]
             continue
         if prospect.plan is not None and prospect.forecast is not None:  # else nothing can be predicted
-            found.append(Candidate(prospect.plan, prospect.forecast, prospect.memory))
+            found.append(TuningCandidate(prospect.plan, prospect.forecast, prospect.memory))
     return found, refused
 
 
-def ranked(found: Iterable[Candidate]) -> list[Candidate]:
+def ranked(found: Iterable[TuningCandidate]) -> list[TuningCandidate]:
     """The best first: of those whose rates are as good, the one that costs least; then the others by their rates."""
-    left, order = sorted(found, key=lambda one: -one.forecast.rate), list[Candidate]()
+    left, order = sorted(found, key=lambda one: -one.forecast.rate), list[TuningCandidate]()
     while left:
         good = [one for one in left if one.forecast.rate >= AS_GOOD * left[0].forecast.rate]
         order += sorted(good, key=lambda one: one.cost)
@@ -113,7 +113,7 @@ def ranked(found: Iterable[Candidate]) -> list[Candidate]:
     return order
 
 
-def best_two(order: Sequence[Candidate]) -> list[Candidate]:
+def best_two(order: Sequence[TuningCandidate]) -> list[TuningCandidate]:
     """The best, and the best of another mode; where there is none, the next with other workers or envs."""
     if len(order) < 2:
         return list(order)

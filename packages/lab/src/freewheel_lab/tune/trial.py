@@ -14,8 +14,8 @@ from freewheel.config.resolve import Config
 from freewheel.errors import MeasureError
 from freewheel.files.reach import typed
 from freewheel.run.advice.prospects import words
-from freewheel_lab.bench.measure import Measurement, Order, measure
-from freewheel_lab.tune.search import Candidate
+from freewheel_lab.bench.measure import Measurement, TrainingRequest, measure
+from freewheel_lab.tune.search import TuningCandidate
 
 WARM_UP, FEWEST = 2, 5  # updates of a trial before the window, and in all
 WARM_UP_SHARE = 0.2  # of the rows of a trial that are not counted, at least
@@ -25,10 +25,10 @@ OWN = ("steps", "minutes", "episodes", "run", "runs_dir", "evals", "log_every", 
 
 
 @dataclass(frozen=True)
-class Trial:
+class TuningTrial:
     """A setting, and what a training with it made."""
 
-    candidate: Candidate
+    candidate: TuningCandidate
     measured: Measurement | None
     failed: str = ""  # why it could not be measured
 
@@ -65,25 +65,25 @@ def command_words(config: Config, options: dict[str, Any]) -> list[str]:
     return line
 
 
-def expected_s(candidate: Candidate, seconds: float) -> float:
+def expected_s(candidate: TuningCandidate, seconds: float) -> float:
     """About how long a trial takes, its start included."""
     return STARTING + _rows(candidate, seconds) / candidate.forecast.rate
 
 
-def _rows(candidate: Candidate, seconds: float) -> int:
+def _rows(candidate: TuningCandidate, seconds: float) -> int:
     """Whole updates that take about so long, and never too few to be measured."""
     each = candidate.plan.batch.rows if candidate.plan.batch.episodes is None else 1000
     return each * max(FEWEST, ceil(candidate.forecast.rate * seconds / each))
 
 
-def run_trial(candidate: Candidate, seconds: float, *, seed: int = 0, trust: bool = False) -> Trial:
+def run_trial(candidate: TuningCandidate, seconds: float, *, seed: int = 0, trust: bool = False) -> TuningTrial:
     """Train with a setting for about so many seconds; a failure is told in the result."""
     rows, plan = _rows(candidate, seconds), candidate.plan
     own = {name: source for name, source in plan.config.sources.items() if name not in OWN}
     line = command_words(replace(plan.config, sources=own), candidate.options)
     warm = max(WARM_UP * plan.batch.rows, int(WARM_UP_SHARE * rows))
     with TemporaryDirectory(prefix="tune-", dir=get_temp_dir()) as folder:
-        order = Order(
+        order = TrainingRequest(
             argv=(*line, "--steps", str(rows), "--seed", str(seed), *(["--trust"] if trust else [])),
             name="trial",
             folder=typed(Path(folder)),
@@ -91,6 +91,6 @@ def run_trial(candidate: Candidate, seconds: float, *, seed: int = 0, trust: boo
             limit_s=STARTING * LONGEST + LONGEST * rows / candidate.forecast.rate,
         )
         try:
-            return Trial(candidate, measure(order))
+            return TuningTrial(candidate, measure(order))
         except MeasureError as error:
-            return Trial(candidate, None, str(error).splitlines()[0])
+            return TuningTrial(candidate, None, str(error).splitlines()[0])

@@ -38,7 +38,7 @@ REFUSED: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenOptions:
     """The options of a command line, by their names."""
 
     env: str
@@ -46,7 +46,7 @@ class Given:
     trust: bool = False
 
     @classmethod
-    def read(cls, argv: Sequence[str], trust: bool) -> Given:
+    def read(cls, argv: Sequence[str], trust: bool) -> GivenOptions:
         positional, layer = resolve.read_options(argv)
         if len(positional) > 1:
             raise UsageError(f"give one environment, not {flags.shortened(' '.join(positional))}")
@@ -91,7 +91,7 @@ class Case:
 
     label: str
     mode: str
-    given: Given
+    given: GivenOptions
     own: Mapping[str, object] = field(default_factory=dict)  # options that differ from what was given
     plan: Plan | None = None
     refused: str = ""
@@ -152,7 +152,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Setting:
+class SharedSettings:
     """What every case has in common."""
 
     cases: tuple[Case, ...]
@@ -178,7 +178,7 @@ class Setting:
         return self.plan.spec
 
 
-def set_up(given: Given, modes: Sequence[str], report: Callable[[str], None]) -> Setting:
+def set_up(given: GivenOptions, modes: Sequence[str], report: Callable[[str], None]) -> SharedSettings:
     """Measure the environment, choose the numbers that all modes share, and plan every mode."""
     given.check(modes)
     asked = {mode: _attempt(partial(given.config, given.argv(mode))) for mode in modes}
@@ -190,7 +190,7 @@ def set_up(given: Given, modes: Sequence[str], report: Callable[[str], None]) ->
     first, device = placed(configs[next(iter([*serial, *configs]))])
     report(f"measuring {first.env.label} ...")
     cost = survey_env(first, budget=SURVEY)
-    planner = _Planner(given, cost, device)
+    planner = _CasePlanner(given, cost, device)
     usual = [plan for mode in configs if isinstance(plan := planner.plan(mode, {}), Plan)]
     if not usual:
         raise next(error for mode in configs if isinstance(error := planner.plan(mode, {}), FreewheelError))
@@ -201,7 +201,7 @@ def set_up(given: Given, modes: Sequence[str], report: Callable[[str], None]) ->
     cases = tuple(planner.case(mode, envs, workers, asked[mode]) for mode in modes)
     if not any(case.plan for case in cases):
         raise UsageError(f"no mode takes this run: {cases[0].refused}")
-    return Setting(cases, cost, envs, workers, tuple(_notes(cases, envs, workers)))
+    return SharedSettings(cases, cost, envs, workers, tuple(_notes(cases, envs, workers)))
 
 
 def _notes(cases: Sequence[Case], envs: int, workers: int) -> Iterator[str]:
@@ -218,10 +218,10 @@ def _attempt(make: Callable[[], Config]) -> Config | FreewheelError:
 
 
 @dataclass(frozen=True)
-class _Planner:
+class _CasePlanner:
     """Plans modes for an environment that has been measured."""
 
-    given: Given
+    given: GivenOptions
     cost: EnvCost
     device: str
 

@@ -12,11 +12,11 @@ from typing import Any, Self
 from freewheel.errors import MeasureError
 from freewheel.run.process import Interrupted, Stop
 from freewheel.sinks.words import clock
-from freewheel_lab.bench.measure import Measurement, Order, Training, measure
-from freewheel_lab.compare.results import Row
+from freewheel_lab.bench.measure import Measurement, TrainingProcess, TrainingRequest, measure
+from freewheel_lab.compare.results import ResultRow
 from freewheel_lab.compare.summary import rates
 from freewheel_lab.compare.trainings.cases import Case
-from freewheel_lab.compare.trainings.sizing import START, Size
+from freewheel_lab.compare.trainings.sizing import START, WorkSize
 from freewheel_lab.plots.numbers import number
 
 LIMIT, SLACK = 5.0, 120.0  # a training is ended after so many times the expected seconds, and so many more
@@ -26,7 +26,7 @@ FINEST, COARSEST = 0.2, 2.0  # seconds between two of them
 
 
 @dataclass(frozen=True)
-class Job:
+class MeasuringJob:
     """One training to come."""
 
     case: Case
@@ -39,27 +39,27 @@ class Job:
         return f"{label}-r{self.repeat}"
 
 
-def jobs(cases: Sequence[Case], seeds: Sequence[int]) -> list[Job]:
+def jobs(cases: Sequence[Case], seeds: Sequence[int]) -> list[MeasuringJob]:
     """All trainings in their order: each repeat has all cases and begins with another one, so that a slow minute of the machine
     does not always hurt the same."""
     found = []
     for turn, seed in enumerate(seeds):
         start = turn % len(cases)
-        found += [Job(case, turn + 1, seed) for case in [*cases[start:], *cases[:start]]]
+        found += [MeasuringJob(case, turn + 1, seed) for case in [*cases[start:], *cases[:start]]]
     return found
 
 
 @dataclass
-class Rounds:
+class MeasuringRounds:
     """The trainings, what they have given so far, and which cases have failed."""
 
-    jobs: Sequence[Job]
-    size: Size
+    jobs: Sequence[MeasuringJob]
+    size: WorkSize
     folder: Path  # of the run directories
     stop: Stop
-    display: Progress
+    display: ComparisonProgress
     keep: Callable[[], None] = lambda: None  # called after every training
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ResultRow] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     done: int = 0  # jobs
     _took: dict[str, list[float]] = field(default_factory=dict)  # seconds of whole trainings, by case
@@ -70,7 +70,7 @@ class Rounds:
             if job.case.label not in self.failed:
                 self._one(job, place)
 
-    def expected(self, job: Job) -> float:
+    def expected(self, job: MeasuringJob) -> float:
         """Seconds of a training, start-up included."""
         if known := self._took.get(job.case.label):
             return sum(known) / len(known)
@@ -83,10 +83,10 @@ class Rounds:
             return 0.0
         return max(self.expected(rest[0]) - spent, 0.0) + sum(self.expected(job) for job in rest[1:])
 
-    def _one(self, job: Job, place: int) -> None:
+    def _one(self, job: MeasuringJob, place: int) -> None:
         began, row, problem = time.monotonic(), None, ""
 
-        def watch(training: Training) -> None:
+        def watch(training: TrainingProcess) -> None:
             self.stop.check()
             self.display.training(self, job, training)
 
@@ -102,11 +102,11 @@ class Rounds:
         self.display.ended(self, job, row, problem)
         self.keep()
 
-    def _order(self, job: Job) -> Order:
+    def _order(self, job: MeasuringJob) -> TrainingRequest:
         expected = self.size.seconds.get(job.case.label, self.size.slowest_s)
         every = min(max(expected / POINTS, FINEST), COARSEST)
         rows, warm_up_rows = self.size.of(job.case.label)
-        return Order(
+        return TrainingRequest(
             argv=(*job.case.argv(seed=job.seed, steps=rows), *job.case.trusting),
             name=job.name,
             folder=self.folder,
@@ -117,11 +117,11 @@ class Rounds:
         )
 
 
-def row_of(found: Measurement, job: Job) -> Row:
+def row_of(found: Measurement, job: MeasuringJob) -> ResultRow:
     """A measurement with what it is of."""
     case = job.case
     labels = {"repeat": job.repeat, "mode": case.label, "seed": job.seed, "workers": case.workers, "envs": case.envs}
-    return Row(**{**vars(found), **labels})
+    return ResultRow(**{**vars(found), **labels})
 
 
 def with_steps(case: Case, steps: int) -> Case:
@@ -129,7 +129,7 @@ def with_steps(case: Case, steps: int) -> Case:
     return replace(case, own={**case.own, "num_steps_per_env": steps}) if "num_steps_per_env" in case.own else case
 
 
-class Progress:
+class ComparisonProgress:
     """A panel on a terminal, a line for each training elsewhere; on standard error."""
 
     def __init__(self, title: str) -> None:
@@ -154,12 +154,12 @@ class Progress:
     def say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
-    def training(self, rounds: Rounds, job: Job, training: Training) -> None:
+    def training(self, rounds: MeasuringRounds, job: MeasuringJob, training: TrainingProcess) -> None:
         if self._live is not None and time.monotonic() >= self._next:
             self._next = time.monotonic() + EVERY
             self._live.update(self._panel(rounds, job, training), refresh=True)
 
-    def ended(self, rounds: Rounds, job: Job, row: Row | None, problem: str) -> None:
+    def ended(self, rounds: MeasuringRounds, job: MeasuringJob, row: ResultRow | None, problem: str) -> None:
         place = f"{rounds.done:3d}/{len(rounds.jobs)}  repeat {job.repeat}  {job.case.label:<12}"
         if row is None:
             self.say(f"{place}  failed: {problem.splitlines()[0] if problem else 'no reason was given'}")
@@ -167,7 +167,7 @@ class Progress:
         started = "" if row.startup_s is None else f"  start-up {row.startup_s:.1f} s"
         self.say(f"{place}  {row.steps_per_s:>10,.0f} steps/s{started}  eta {clock(rounds.left())}")
 
-    def _panel(self, rounds: Rounds, job: Job, training: Training) -> Any:
+    def _panel(self, rounds: MeasuringRounds, job: MeasuringJob, training: TrainingProcess) -> Any:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

@@ -27,7 +27,7 @@ UNKNOWN = 500.0  # env steps/s, as long as nothing is known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
+class WorkDemand:
     """What is asked for, and what is known in advance."""
 
     budget_s: float  # of a mode, over all repeats, without start-up
@@ -54,7 +54,7 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
+class WorkSize:
     """The whole work, and the parts of it that slow modes do."""
 
     rows: int
@@ -81,7 +81,7 @@ class Size:
         return repeats * sum(seconds + START for seconds in self.seconds.values())
 
 
-def size(demand: Demand) -> Size:
+def size(demand: WorkDemand) -> WorkSize:
     """The work that fits."""
     steady, fixed, starts = demand.steady, demand.steps is not None, demand.starts
     rates = {mode: rate or steady for mode, rate in demand.rates.items()}
@@ -111,13 +111,13 @@ def size(demand: Demand) -> Size:
     if max(seconds.values()) > 1.5 * demand.seconds and not fixed:
         long = f"the slowest mode takes about {max(seconds.values()):.0f} s a training, more than its budget"
         notes.append(f"{long}: fewer updates could not be measured, or would end no episode")
-    return Size(
+    return WorkSize(
         rows=whole, steps_per_env=steps, warm_up_rows=warm_up_rows, starts=starts, updates=updates,
         seconds=seconds, parts=parts, notes=tuple(notes),
     )  # fmt: skip
 
 
-def _steps_per_env(demand: Demand, slowest: float) -> int:
+def _steps_per_env(demand: WorkDemand, slowest: float) -> int:
     """Of an update: fewer than asked for where a few updates would not fit."""
     if demand.steps is not None or demand.fixed_steps_per_env or not demand.on_policy:
         return demand.steps_per_env
@@ -125,7 +125,7 @@ def _steps_per_env(demand: Demand, slowest: float) -> int:
     return min(demand.steps_per_env, max(SHORTEST, int(fits / demand.envs)))
 
 
-def _rows(demand: Demand, update: int, rate: float, least: int) -> int:
+def _rows(demand: WorkDemand, update: int, rate: float, least: int) -> int:
     """What a mode of this speed has time for; at least so many updates, and so many rows that episodes end."""
     fits, ended = demand.seconds * rate, math.ceil(ENDS * demand.episode_steps * demand.envs)
     ended = ended if ended <= LONGER * fits else 0

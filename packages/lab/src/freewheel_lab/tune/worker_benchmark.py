@@ -19,7 +19,7 @@ AWAY = 0.01  # seconds between two looks for rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rehearsal:
+class WorkerBenchmark:
     """Seconds of a row, without the time that other processes had the processor."""
 
     lanes: int  # of a worker
@@ -37,38 +37,38 @@ class Rehearsal:
         return self.lanes * self.fragment
 
 
-class _OverError(Exception):
+class _TimeIsUpError(Exception):
     """The time of a rehearsal is over while it waits for rows."""
 
 
-def rehearse(planned: Plan, snapshot: Snapshot, seconds: float, limit: float) -> Rehearsal | None:
+def benchmark_workers(planned: Plan, snapshot: Snapshot, seconds: float, limit: float) -> WorkerBenchmark | None:
     """Let the workers of a plan act for so long; None if nothing came within the limit, in seconds, which includes its start.
     EnvError if the env ends or hangs its process."""
     end = perf_counter() + limit
 
     def check() -> None:
         if perf_counter() > end:
-            raise _OverError
+            raise _TimeIsUpError
 
     spec = planned.collect_spec(snapshot, check)
     collector = planned.config.collector.build(planned.runner_factory, spec)
     assert isinstance(collector, WorkerPool), "a mode with workers"
     with collector:
-        counts = _Counts(collector, planned, snapshot, check)
+        counts = _RowCounter(collector, planned, snapshot, check)
         try:
             counts.take()  # the first fragments, while everything is still cold
             began = counts.begin()
             end = min(end, began + seconds)
             while perf_counter() < end:
                 counts.take()
-        except _OverError:
+        except _TimeIsUpError:
             pass
         if (died := next((one for one in collector.workers() if one.deaths), None)) is not None:
             raise EnvError(f"{planned.config.env.label} died in a worker: {died.why}", "worker_death")
         return counts.result()
 
 
-class _Counts:
+class _RowCounter:
     """What has come, and what it took."""
 
     def __init__(self, collector: WorkerPool, planned: Plan, snapshot: Snapshot, check: Callable[[], None]) -> None:
@@ -109,7 +109,7 @@ class _Counts:
         """Processor seconds of the workers, and seconds that others took from them."""
         return sum(map(cpu_of, self._pids)), sum(map(taken_from, self._pids))
 
-    def result(self) -> Rehearsal | None:
+    def result(self) -> WorkerBenchmark | None:
         rows = self._rows
         if not rows or not self._pids:
             return None
@@ -120,7 +120,7 @@ class _Counts:
         env, act, send = (alone * sum(took[kind] for kind in kinds) / rows for kinds in (ENV, ACT, SEND))
         config, workers = self._planned.worker_config, self._planned.workers
         assert config is not None, "it has workers"
-        return Rehearsal(
+        return WorkerBenchmark(
             lanes=self._planned.spec.lanes // workers,
             workers=workers,
             fragment=config.fragment_steps(self._planned.batch),

@@ -21,7 +21,7 @@ FINE = 1000  # marks of a training that learns from a replay buffer, at most abo
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")  # as in `freewheel train`
 
 
-class Marks:
+class UpdateMarks:
     """A hook that notes the time and the counters at the end of every update, in marks.json of the run."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with lasting_output():
             config = resolve.from_argv([word for word in words if word != "--trust"], trust=trust)
-            return run(config, hooks=[Marks()]).exit_code
+            return run(config, hooks=[UpdateMarks()]).exit_code
     except FreewheelError as error:
         complain(str(error))
         return error.exit_code

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from freewheel.files.memory import in_words
 from freewheel.metrics.names import WORKING
 from freewheel.run.advice.throughput import Forecast, Kind, PolicyTimes, StepTimes, Way, forecast
-from freewheel_lab.compare.results import Row, Scale, ScalePoint
+from freewheel_lab.compare.results import ResultRow, ScalePoint, ScalingResults
 from freewheel_lab.compare.summary import rates, spread
 
 EXTRAPOLATED = (10, 20, 50, 100, 200)
@@ -30,7 +30,7 @@ LAW = (
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedLaw:
     """The numbers of the law, from what was measured."""
 
     env: StepTimes
@@ -44,12 +44,12 @@ class Fitted:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPoint:
     """What was measured with so many workers of a mode."""
 
     mode: str
     way: Way
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     failed: str = ""
 
     @property
@@ -67,11 +67,11 @@ def way_with(kind: Kind, workers: int, rows_per_update: int) -> Way:
     )
 
 
-def fit(points: Sequence[Measured], env: StepTimes, policy: PolicyTimes, cores: int) -> Fitted:
+def fit(points: Sequence[MeasuredPoint], env: StepTimes, policy: PolicyTimes, cores: int) -> FittedLaw:
     """The law's numbers: first from where the trainings' own time went, then each scaled by the factor that explains the
     measured rates best (least squares of their logarithms), one after the other."""
     known = [point for point in points if point.rows]
-    start = Fitted(env, _own_times(known, policy), cores=cores)
+    start = FittedLaw(env, _own_times(known, policy), cores=cores)
     factors = {"env": 1.0, "learn": 1.0, "barrier": 1.0}
     if not known:
         return start
@@ -86,16 +86,16 @@ def fit(points: Sequence[Measured], env: StepTimes, policy: PolicyTimes, cores: 
     return _scaled(start, factors)
 
 
-def _scaled(start: Fitted, factors: Mapping[str, float]) -> Fitted:
+def _scaled(start: FittedLaw, factors: Mapping[str, float]) -> FittedLaw:
     policy = replace(start.policy, learn=start.policy.learn * factors["learn"])
     return replace(start, env=start.env.scaled(factors["env"]), policy=policy, barrier=factors["barrier"])
 
 
-def _misfit(points: Sequence[Measured], law: Fitted) -> float:
+def _misfit(points: Sequence[MeasuredPoint], law: FittedLaw) -> float:
     return sum(math.log(law.predict(point.way).rate / point.rate) ** 2 for point in points)
 
 
-def _own_times(points: Sequence[Measured], policy: PolicyTimes) -> PolicyTimes:
+def _own_times(points: Sequence[MeasuredPoint], policy: PolicyTimes) -> PolicyTimes:
     """What acting and learning took for each row, by the shares of the trainings."""
     acting, learning = list[float](), list[float]()
     for row in (row for point in points for row in point.rows):
@@ -108,7 +108,7 @@ def _own_times(points: Sequence[Measured], policy: PolicyTimes) -> PolicyTimes:
     return PolicyTimes(act=statistics.median(acting), learn=statistics.median(learning))
 
 
-def scaled(points: Sequence[Measured], law: Fitted, memory: int, rows_per_update: int) -> Scale:
+def scaled(points: Sequence[MeasuredPoint], law: FittedLaw, memory: int, rows_per_update: int) -> ScalingResults:
     """Measured beside predicted, then beyond."""
     kinds = {point.mode: point.way.kind for point in points}
     beyond = [workers for workers in EXTRAPOLATED if workers > max(point.way.lanes for point in points)]
@@ -118,7 +118,7 @@ def scaled(points: Sequence[Measured], law: Fitted, memory: int, rows_per_update
         for workers in beyond
     ]
     pays = {mode: pays_up_to(law, kind, rows_per_update) for mode, kind in kinds.items()}
-    return Scale(
+    return ScalingResults(
         law=LAW,
         points=tuple(_beside(law, point) for point in points),
         extrapolated=tuple(extrapolated),
@@ -137,14 +137,14 @@ def scaled(points: Sequence[Measured], law: Fitted, memory: int, rows_per_update
     )
 
 
-def _point(law: Fitted, mode: str, way: Way) -> ScalePoint:
+def _point(law: FittedLaw, mode: str, way: Way) -> ScalePoint:
     found, alone = law.predict(way), law.predict(way, cores=way.lanes + 1)
     return ScalePoint(
         mode=mode, workers=way.lanes, envs=way.lanes, predicted=found.rate, limit=found.limit, a_core_each=alone.rate
     )
 
 
-def _beside(law: Fitted, point: Measured) -> ScalePoint:
+def _beside(law: FittedLaw, point: MeasuredPoint) -> ScalePoint:
     predicted = _point(law, point.mode, point.way)
     if not point.rows:
         return replace(predicted, failed=point.failed or "not measured")
@@ -156,7 +156,7 @@ def _beside(law: Fitted, point: Measured) -> ScalePoint:
     )
 
 
-def pays_up_to(law: Fitted, kind: Kind, rows_per_update: int, most: int = EXTRAPOLATED[-1]) -> int:
+def pays_up_to(law: FittedLaw, kind: Kind, rows_per_update: int, most: int = EXTRAPOLATED[-1]) -> int:
     """The smallest number of workers that twice as many exceed by less than a quarter; `most`: all of them pay."""
     for workers in range(1, most):
         now, twice = (law.predict(way_with(kind, count, rows_per_update)).rate for count in (workers, 2 * workers))
@@ -166,7 +166,11 @@ def pays_up_to(law: Fitted, kind: Kind, rows_per_update: int, most: int = EXTRAP
 
 
 def _verdicts(
-    law: Fitted, kinds: Mapping[str, Kind], pays: Mapping[str, int], points: Sequence[Measured], rows_per_update: int
+    law: FittedLaw,
+    kinds: Mapping[str, Kind],
+    pays: Mapping[str, int],
+    points: Sequence[MeasuredPoint],
+    rows_per_update: int,
 ) -> Iterator[str]:
     waits = {"envs": "the envs", "barrier": "the slowest env", "cores": "the cores", "learner": "the learner"}
     for mode, kind in kinds.items():
@@ -182,7 +186,7 @@ def _verdicts(
         yield f"{mode}: up to {most} worker{'s' * (most > 1)} pay ({source}), about {there.rate:,.0f} steps/s; {more}"
 
 
-def _assumptions(law: Fitted, memory: int) -> Iterator[str]:
+def _assumptions(law: FittedLaw, memory: int) -> Iterator[str]:
     yield "one env for each worker, whose steps take as long as those that were measured and do not depend on each other"
     yield f"this machine with its {law.cores} cores (last column: a core for every worker and one for the learner)"
     yield "acting and learning cost as much for each row with any number of workers, and an update has as many rows"
