@@ -24,11 +24,11 @@ def test_a_client_that_takes_nothing_is_ended() -> None:
     async def story() -> list[bytes]:
         client = PageClient(["first"])
         for count in range(BACKLOG):
-            client.tell("run", str(count))
+            client.send("run", str(count))
         assert not client.gone
-        client.tell("run", "one too many")
+        client.send("run", "one too many")
         assert client.gone
-        client.tell("run", "never told")
+        client.send("run", "never sent")
         return [message async for message in client.events()]
 
     assert asyncio.run(story()) == []
@@ -37,8 +37,8 @@ def test_a_client_that_takes_nothing_is_ended() -> None:
 def test_messages_come_in_their_order_until_the_end() -> None:
     async def story() -> list[bytes]:
         client = PageClient(["first"])
-        client.tell("run", "{}")
-        client.tell("runs", "[]")
+        client.send("run", "{}")
+        client.send("runs", "[]")
         events = client.events()
         found = [await anext(events), await anext(events)]
         client.end()

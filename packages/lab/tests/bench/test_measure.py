@@ -96,7 +96,7 @@ def test_a_real_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proces
     marks = json.loads((run / "marks.json").read_text())["marks"]
     assert [mark[1] for mark in marks] == [64 * k for k in range(1, 11)]
     if process == "this one":
-        with pytest.raises(MeasureError, match="it made 10 updates, too few to be measured"):
+        with pytest.raises(MeasureError, match="the training made 10 updates, which are too few to measure"):
             measure(replace(order, name="two", warm_up_rows=640))
 
 

@@ -172,7 +172,7 @@ def test_everything_of_the_user_is_escaped() -> None:
 def test_an_interrupted_comparison_says_so(count: int) -> None:
     assert "interrupted" not in page(reported()).shown
     found = page(reported(rows=rows(FIVE)[:count], ended="interrupted"))
-    assert f"This comparison was interrupted: it has {count} of at least 15 trainings" in found.shown
+    assert f"This comparison was interrupted. It has {count} of at least 15 trainings" in found.shown
     assert {mode for mode, _ in found.cells} == (set(FIVE) if count else set())
     assert found.shown.count("not measured") == (1 if count else 6), "CUDA graphs never are"
 
@@ -235,7 +235,7 @@ def test_what_rates_leave_out_is_told_as_it_is() -> None:
     whole = "the first 1 update (warm-up) of every rate, and start-up"
     assert whole in page(results).texts
     part = page(replace(results, work=replace(results.work, parts={"sequential": 4096})))
-    assert whole.replace(",", " in modes that do the whole work, so much less in the others,") in part.texts
+    assert whole.replace(",", " in modes that do the whole work, and proportionally less in the others,") in part.texts
     replay = page(replace(results, work=replace(results.work, updates=None, warm_up=0)))
     assert [text for text in replay.texts if text.startswith("the rows before the first update, and")]
     assert "the first 0 updates" not in replay.shown

@@ -23,7 +23,7 @@ def test_trackers_are_the_comparisons_own_and_not_the_trainings() -> None:
     assert asked == TrackerOptions(("wandb", "tensorboard"), "mine")
     assert set(given.flags) == {"ppo.lr"}
     assert split(GivenOptions.read(["CartPole-v1"], trust=False))[1].names == ()
-    with pytest.raises(UsageError, match="--sinks jsonl: a comparison is written to tensorboard and wandb only"):
+    with pytest.raises(UsageError, match="--sinks jsonl: a comparison can be written to tensorboard and wandb only"):
         split(GivenOptions.read(["CartPole-v1", "--sinks", "jsonl"], trust=False))
 
 
@@ -70,4 +70,4 @@ def test_a_tracker_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.Mon
     told = write(summarised(measured()), tmp_path, TrackerOptions(("tensorboard",)))
     assert told.lines == []
     (problem,) = told.problems
-    assert problem.startswith("tensorboard did not take the results of the comparison: ")
+    assert problem.startswith("tensorboard did not accept the results of the comparison: ")

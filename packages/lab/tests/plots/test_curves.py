@@ -96,7 +96,7 @@ def test_a_band_ends_where_the_shortest_seed_does_and_that_is_told(tmp_path: Pat
     (line,) = curves.chart([group], "steps", "return_mean").lines
     assert [x for x, _ in line.points] == [10, 30]
     (told,) = curves.ended_early([group])
-    assert "a-s1 has come 30 of 100 steps" in told
+    assert "a-s1 has done only 30 of 100 steps" in told
     assert curves.ended_early(curves.group(runs[1:])) == []
 
 
@@ -148,7 +148,7 @@ def test_a_damaged_line_is_left_out_and_told_and_half_a_line_is_a_row_to_come(tm
     said: list[str] = []
     run = read(path, said)
     assert run.columns["env_steps"].tolist() == [1, 2, 4]
-    assert said == [f"{path}/metrics.jsonl: 2 lines are damaged (the first is 3), and left out"]
+    assert said == [f"{path}/metrics.jsonl: 2 lines are damaged (the first is 3) and skipped"]
 
 
 @pytest.mark.parametrize("content", [None, "", '{"env_'])

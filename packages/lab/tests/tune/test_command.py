@@ -112,5 +112,5 @@ def test_an_interrupt_leaves_what_is_known(capfd: Capture, tmp_path: Path, monke
     assert code == 130
     assert len(ran) == 1
     assert "interrupted: predictions without all measurements" in out
-    assert "5 µs a row with 16 envs at once" in out
+    assert "5 µs per row with 16 envs at once" in out
     assert tomllib.loads((tmp_path / "tuned.toml").read_text())["mode"] == ran[0].mode

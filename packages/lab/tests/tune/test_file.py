@@ -72,7 +72,7 @@ def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "tuned.toml"
     path.write_text("seed = 1\n")
     for place, said in (
-        ("tuned.toml", r"tuned.toml exists and was not written by freewheel tune: choose another --out"),
+        ("tuned.toml", r"tuned.toml exists and was not written by freewheel tune; choose another --out"),
         ("tuned.yaml", r"--out must end in .toml or .json"),
         ("nowhere/tuned.toml", "there is no directory"),
     ):

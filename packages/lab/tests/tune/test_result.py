@@ -41,7 +41,7 @@ def test_the_measured_better_wins_and_the_contradiction_is_told() -> None:
     tuning, (first, second) = run(0.3, 1.0)
     assert tuning.chosen is second
     assert f"--mode {first.mode} with" in tuning.sentence
-    assert "was predicted to be best and made only" in tuning.sentence
+    assert "was predicted to be best but made only" in tuning.sentence
     trials = tuning.to_json()["trials"]
     assert [round(one["error"], 2) for one in trials] == [2.33, 0.0]
     assert tuning.to_json()["chosen"]["options"] == second.options

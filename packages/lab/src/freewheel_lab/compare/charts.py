@@ -1,4 +1,5 @@
-"""The charts of a comparison, as data: the page draws them as SVG, the files are drawn by matplotlib."""
+"""This module defines the charts of a comparison as data. The page draws them as SVG, and
+matplotlib draws them into files."""
 
 from __future__ import annotations
 
@@ -27,20 +28,22 @@ from freewheel_lab.plots.curves import band
 from freewheel_lab.plots.numbers import Show, duration, megabytes, percent, short, times
 
 FAILED = "failed"
-MOST_WORKERS, MOST_SPANS = 8, 400  # of a timeline in a picture
+MOST_WORKERS = 8  # of a timeline in a picture
+MOST_SPANS = 400  # of a row of it
 
 
 class ChartGroup(NamedTuple):
-    """Charts that belong together."""
+    """A group of charts with one title."""
 
-    name: str  # of its file
+    name: str  # base name of its file
     title: str
     about: str
     charts: tuple[Chart, ...]
 
 
 def ranked(results: Results) -> list[CaseInfo]:
-    """Every mode, the fastest first and those without results last; a variant follows its mode."""
+    """Return every mode, the fastest first and those without results last. A variant follows its
+    mode."""
 
     def speed(case: CaseInfo) -> float:
         found = results.figures(case.mode)
@@ -53,20 +56,22 @@ def ranked(results: Results) -> list[CaseInfo]:
 
 
 def colour(results: Results, mode: str) -> int:
-    """A mode has the same colour in every chart."""
+    """Return the number of the colour of a mode, which is the same in every chart."""
     return next((at for at, case in enumerate(results.modes) if case.mode == mode), 0)
 
 
 def topics(results: Results) -> list[ChartGroup]:
-    """All charts that have something to show."""
+    """Return all groups of charts that have something to show."""
     several = max((figures.repeats for figures in results.summary), default=0) > 1
-    whiskers = "; whiskers are the lowest and the highest of the repeats." if several else "; one repeat has no spread."
-    spread = "Mean of the repeats; the band is one standard deviation." if several else "One training of each mode."
-    shares = "Shares of the time of a worker and of the learner; pointing at a part names it."
+    whiskers = (
+        "; whiskers are the minimum and the maximum of the repeats." if several else "; a single repeat has no spread."
+    )
+    spread = "Mean of the repeats; the band is one standard deviation." if several else "One training in each mode."
+    shares = "Shares of the time of a worker and of the learner. Point at a part to see its name."
     found = [
-        ChartGroup("speed", "Speed", f"Over the same work in every mode{whiskers}", tuple(_speed(results))),
+        ChartGroup("speed", "Speed", f"Every mode does the same work{whiskers}", tuple(_speed(results))),
         ChartGroup("learning", "Learning", spread, tuple(_learning(results))),
-        ChartGroup("cost", "What it takes", f"Medians over the trainings{whiskers}", tuple(_cost(results))),
+        ChartGroup("cost", "Cost", f"Medians over the trainings{whiskers}", tuple(_cost(results))),
         ChartGroup("time", "Where the time goes", shares, tuple(_shares(results))),
     ]
     kept = [topic._replace(charts=tuple(chart for chart in topic.charts if not chart.empty)) for topic in found]
@@ -74,7 +79,7 @@ def topics(results: Results) -> list[ChartGroup]:
 
 
 def _bars(results: Results, chart: BarChart, pick: Callable[[ModeFigures], Spread | None]) -> BarChart:
-    """The chart with a bar for each mode."""
+    """Return the chart with a bar for each mode."""
     bars = []
     for case in (case for case in ranked(results) if not case.refused):
         figures = results.figures(case.mode)
@@ -86,12 +91,13 @@ def _bars(results: Results, chart: BarChart, pick: Callable[[ModeFigures], Sprea
 
 
 def _speed(results: Results) -> Iterator[Chart]:
-    more, less = "more is better", "less is better"
+    more = "higher is better"
+    less = "lower is better"
     yield _bars(results, BarChart("episodes-per-s", "Episodes per second", more), lambda one: one.episodes_per_s)
     yield _bars(results, BarChart("steps-per-s", "Env steps per second", more), lambda one: one.steps_per_s)
     yield _bars(results, BarChart("time-100k", "Time for 100,000 episodes", less, show=duration), _time_100k)
     yield _bars(results, BarChart("speed-up", "Speed-up over sequential", more, show=times), lambda one: one.speedup)
-    about = "of the ideal: environments that never wait"
+    about = "share of the ideal, in which environments never wait"
     yield _bars(
         results,
         BarChart("efficiency", "Efficiency", about, show=percent, ideal=1.0, ideal_label="ideal"),
@@ -110,7 +116,8 @@ def _single(value: float | None) -> Spread | None:
 
 
 def _over_rows(results: Results, field: str) -> Callable[[ModeFigures], Spread | None]:
-    """A figure of the summary, with its least and its greatest value over the rows."""
+    """Return a function that picks a figure of the summary with its minimum and maximum over the
+    rows."""
 
     def pick(figures: ModeFigures) -> Spread | None:
         value = getattr(figures, field)
@@ -122,15 +129,15 @@ def _over_rows(results: Results, field: str) -> Callable[[ModeFigures], Spread |
 
 
 def _cost(results: Results) -> Iterator[Chart]:
-    lag = BarChart("lag", "Lag of the data, at most", "updates between acting and learning")
+    lag = BarChart("lag", "Maximum lag of the data", "updates between acting and learning")
     yield _bars(results, lag, _over_rows(results, "lag_max"))
-    memory = BarChart("memory", "Memory", "trainer and workers together, at most", show=megabytes)
+    memory = BarChart("memory", "Memory", "maximum of trainer and workers together", show=megabytes)
     yield _bars(results, memory, _over_rows(results, "memory_mb"))
-    cpu = BarChart("cpu", "CPU use", "of all cores", show=percent, whole=1.0)
+    cpu = BarChart("cpu", "CPU use", "share of all cores", show=percent, whole=1.0)
     yield _bars(results, cpu, _over_rows(results, "cpu_util"))
-    gpu = BarChart("gpu", "GPU use", "as its driver reports it", show=percent, whole=1.0)
+    gpu = BarChart("gpu", "GPU use", "as reported by the driver", show=percent, whole=1.0)
     yield _bars(results, gpu, _over_rows(results, "gpu_util"))
-    drops = BarChart("drops", "Rows dropped", "in all repeats; none is best")
+    drops = BarChart("drops", "Rows dropped", "sum of all repeats; zero is best")
     yield _bars(results, drops, lambda one: _single(float(one.dropped)))
     start = BarChart("start-up", "Start-up", "until the first step of an environment", show=duration)
     yield _bars(results, start, lambda one: one.startup_s)
@@ -146,7 +153,7 @@ def _learning(results: Results) -> Iterator[Chart]:
         at = results.equal_wall_s if axis == "time" else None
         yield LineChart(
             f"return-over-{axis}", f"Return over {'wall time' if axis == 'time' else 'steps'}", label, "return", lines,
-            show_x=show, mark=at, mark_label="the fastest has ended" if at is not None else "",
+            show_x=show, mark=at, mark_label="the fastest mode has ended" if at is not None else "",
         )  # fmt: skip
 
 
@@ -165,13 +172,15 @@ def _curve(results: Results, mode: str, axis: Literal["time", "steps"]) -> Chart
 
 
 def scaling(results: Results) -> tuple[LineChart, ...]:
-    """Env steps/s over the number of workers: measured, by the law, and extrapolated; here, and on a machine with more cores."""
+    """Return charts of env steps/s over the number of workers: measured, predicted by the law, and
+    extrapolated. A second chart shows a machine with more cores."""
     if results.scale is None or not results.scale.points:
         return ()
     here: list[ChartLine] = []
     elsewhere: list[ChartLine] = []
     for mode in dict.fromkeys(point.mode for point in results.scale.points):
-        law, beyond = _by_workers(results.scale.points, mode), _by_workers(results.scale.extrapolated, mode)
+        law = _by_workers(results.scale.points, mode)
+        beyond = _by_workers(results.scale.extrapolated, mode)
         own = ChartLine(mode, (), colour=colour(results, mode))
         measured = tuple((float(one.workers), one.measured.median) for one in law if one.measured is not None)
         last = law[-1:] if law and beyond and law[-1].workers < beyond[0].workers else []
@@ -201,8 +210,8 @@ def _by_workers(points: Sequence[ScalePoint], mode: str) -> list[ScalePoint]:
 
 def _shares(results: Results) -> Iterator[Chart]:
     titles: Mapping[str, tuple[str, str]] = {
-        "worker": ("A second of a worker", "acting: environments and policy"),
-        "learner": ("A second of the learner", "learning: updates and what they wait for"),
+        "worker": ("One second of a worker", "acting: environments and policy"),
+        "learner": ("One second of the learner", "learning: updates and what the learner waits for"),
     }
     for party, (title, about) in titles.items():
         stacks = []
@@ -218,14 +227,15 @@ def _shares(results: Results) -> Iterator[Chart]:
 
 
 def tracks(results: Results, mode: str) -> SpanChart | None:
-    """The timeline of a mode for a picture: its first workers, and everybody else."""
+    """Return the timeline of a mode for a picture. It shows the first workers and all other rows."""
     if not results.timelines.get(mode):
         return None
     try:
         whole = Timeline.from_json(results.timelines[mode], f"the timeline of {mode}")
     except FileError:
         return None
-    envs, others = list(whole.group("envs")), [row for row in whole.rows if row.group != "envs"]
+    envs = list(whole.group("envs"))
+    others = [row for row in whole.rows if row.group != "envs"]
     most = max((len(row.spans) for row in whole.rows), default=0)
     shown = whole.window(whole.begin_s, whole.begin_s + whole.seconds * min(1.0, MOST_SPANS / max(most, 1)))
     kept = {row.name for row in [*envs[:MOST_WORKERS], *others]}

@@ -1,4 +1,5 @@
-"""A comparison from beginning to end: plan, trainings, figures, files."""
+"""This module carries out a comparison: it plans and runs the trainings, computes the figures and
+writes the files."""
 
 from __future__ import annotations
 
@@ -39,15 +40,16 @@ from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, WorkDem
 from freewheel_lab.compare.verdict import judged, variants
 from freewheel_lab.compare.worker_scaling import MeasuredPoint, fit, scaled, way_with
 
-RUNS = "runs"  # under the folder of the comparison
-TRACED_UPDATES, TRACED_S = 3, 2.0  # of a recorded training: at least so many updates; seconds that are shown
-MOST_SPANS = 8_000  # of a timeline
-PILOT_S = 300.0  # seconds that a first training may take where speeds cannot be predicted
+RUNS = "runs"  # subfolder of the comparison
+TRACED_UPDATES = 3  # minimum number of updates of a recorded training
+TRACED_S = 2.0  # seconds of it that are shown
+MOST_SPANS = 8_000  # spans of a timeline
+PILOT_S = 300.0  # time limit in seconds of a pilot training, which is run if speeds cannot be predicted
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonRequest:
-    """What was asked for."""
+    """Holds what the user asked for."""
 
     given: GivenOptions
     modes: tuple[str, ...]
@@ -60,16 +62,16 @@ class ComparisonRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonPlan:
-    """What will be done; nothing has been trained yet."""
+    """Holds the plan of a comparison before anything is trained."""
 
     request: ComparisonRequest
     setting: SharedSettings
-    cases: tuple[Case, ...]  # variants included
+    cases: tuple[Case, ...]  # includes variants
     prospects: Mapping[str, Prospect]  # by label
     size: WorkSize
     ideal: IdealSpeed
-    times: StepTimes | None  # of the environment; None: it was not measured
-    policy: PolicyTimes | None  # of acting and learning; None: they were not measured
+    times: StepTimes | None  # times of the environment; None: it was not measured
+    policy: PolicyTimes | None  # times of acting and learning; None: they were not measured
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -82,7 +84,8 @@ class ComparisonPlan:
 
     @property
     def seconds(self) -> float:
-        """Expected, of all trainings, those that are recorded for their timelines included."""
+        """Return the expected duration of all trainings, including those that are recorded for
+        timelines."""
         recorded = len(self.setting.able) * (START + TRACED_S) if self.request.timelines else 0.0
         return self.size.duration(self.request.repeats) + recorded
 
@@ -92,8 +95,9 @@ class ComparisonPlan:
         return f"{config.env.label}  {config.algo}"
 
     def results(self) -> Results:
-        """As they are before the first training."""
-        config, rows = self.setting.plan.config, self.size
+        """Return the results as they are before the first training."""
+        config = self.setting.plan.config
+        rows = self.size
         work = WorkAmount(
             rows=rows.rows,
             updates=rows.updates,
@@ -119,18 +123,20 @@ class ComparisonPlan:
         )
 
     def lines(self) -> list[str]:
-        """The plan as text."""
-        found = [f"{self.title}: {len(self.able)} of {len(self.cases)} ways, {self.request.repeats} repeats"]
+        """Return the plan as text."""
+        found = [
+            f"{self.title}: {len(self.able)} of {len(self.cases)} modes and variants, {self.request.repeats} repeats"
+        ]
         for case in self.cases:
             if case.plan is None:
-                found.append(f"  {case.label:<24} takes no part: {case.refused.splitlines()[0]}")
+                found.append(f"  {case.label:<24} skipped: {case.refused.splitlines()[0]}")
                 continue
             one = self.prospects.get(case.label)
-            rate = f"about {one.rate:,.0f} steps/s" if one is not None and one.rate else "speed not known"
+            rate = f"about {one.rate:,.0f} steps/s" if one is not None and one.rate else "speed unknown"
             if one is not None and one.forecast is not None:
                 rate += f", waits for {WAITS_FOR[one.forecast.limit]}"
             lanes = f"{case.workers} x {case.envs // case.workers} envs"
-            found.append(f"  {case.label:<24} {lanes:<14} {clock(self.size.seconds[case.label])} a repeat, {rate}")
+            found.append(f"  {case.label:<24} {lanes:<14} {clock(self.size.seconds[case.label])} per repeat, {rate}")
         notes = (*self.size.notes, *self.setting.notes)
         trainings = self.request.repeats * len(self.able)
         scale = [WorkerScaling.of(self).line()] if self.request.scale else []
@@ -138,15 +144,15 @@ class ComparisonPlan:
 
 
 def prepare(request: ComparisonRequest, report: Callable[[str], None], pilot_folder: Path | None) -> ComparisonPlan:
-    """Measure the environment, predict every mode, and size the work. Where nothing can be predicted, a first training is run in
-    `pilot_folder`; None: nothing is to be started."""
+    """Measure the environment, predict every mode, and choose the amount of work. If nothing can be
+    predicted, run a pilot training in `pilot_folder`. None means that no training may be started."""
     setting = set_up(request.given, request.modes, report)
     cases = (*setting.cases, *_compile_variants(setting))
     times = step_times(setting.plan.config, setting.cost) if setting.cost.row > 0 else None
     prospects: dict[str, Prospect] = {}
     policy: PolicyTimes | None = None
     if times is not None:
-        report("measuring the policy and its learner ...")
+        report("measuring the policy and the learner ...")
         measure_once = PolicyClock()
         with learner_threads(setting.plan.config.run.machine.threads):
             for case in cases:
@@ -155,13 +161,13 @@ def prepare(request: ComparisonRequest, report: Callable[[str], None], pilot_fol
             policy = measure_once(setting.plan)
     rates = {case.label: prospects[case.label].rate if case.label in prospects else 0.0 for case in cases if case.plan}
     if not any(rates.values()) and pilot_folder is not None and setting.plan.config.run.limits.steps is None:
-        report("a first training, to size the work ...")
+        report("running a pilot training to choose the amount of work ...")
         rate = _pilot(setting, pilot_folder)
         rates = dict.fromkeys(rates, rate)
     chosen = size(_demand(request, setting, rates))
     if not any(rates.values()):
-        told = "speeds cannot be predicted here: a first training decides how much work fits"
-        chosen = replace(chosen, notes=(told,) if request.given.flags.get("steps") is None else chosen.notes)
+        note = "speeds cannot be predicted for this run, so a pilot training decides how much work fits"
+        chosen = replace(chosen, notes=(note,) if request.given.flags.get("steps") is None else chosen.notes)
     cases = tuple(with_steps(case, chosen.steps_per_env) for case in cases)
     comparison = ComparisonPlan(
         request=request,
@@ -174,13 +180,14 @@ def prepare(request: ComparisonRequest, report: Callable[[str], None], pilot_fol
         policy=policy,
     )
     if request.scale:
-        WorkerScaling.of(comparison)  # what it refuses is refused before anything is trained
+        WorkerScaling.of(comparison)  # raises its errors before anything is trained
     return comparison
 
 
 def _demand(request: ComparisonRequest, setting: SharedSettings, rates: Mapping[str, float]) -> WorkDemand:
     config = setting.plan.config
-    learner, given = config.learner, config.sources.get("num_steps_per_env", "")
+    learner = config.learner
+    given = config.sources.get("num_steps_per_env", "")
     lengths = setting.cost.lengths
     return WorkDemand(
         budget_s=request.budget_s,
@@ -197,16 +204,19 @@ def _demand(request: ComparisonRequest, setting: SharedSettings, rates: Mapping[
 
 
 def _ideal(setting: SharedSettings, times: StepTimes | None) -> IdealSpeed:
-    """What the envs would make if none ever waited: each steps all the time, as far as there are cores for it."""
-    envs, cores, cost = setting.envs, usable_cores(), setting.cost
+    """Return the speed of envs that never wait. Each steps all the time, as far as there are cores."""
+    envs = setting.envs
+    cores = usable_cores()
+    cost = setting.cost
     formula = "min(envs / seconds of a step, cores / processor seconds of a step), resets included"
     if times is None:
         return IdealSpeed(steps_per_s=None, formula=formula, envs=envs, cores=cores)
-    row, places = times, envs
-    if times.together:  # many lanes in a process cost little more than one: a process for each core has its part
+    row = times
+    places = envs
+    if times.together:  # many envs in a process cost little more than one, so each core gets a process with its share
         places = min(cores, envs)
         row = times.beside(envs // places)
-        formula = f"{formula}, of {places} processes with {envs // places} envs side by side"
+        formula = f"{formula}, for {places} processes with {envs // places} envs each"
     rate = min(places / row.row, cores / row.cpu if row.cpu > 0 else math.inf)
     return IdealSpeed(
         steps_per_s=rate,
@@ -222,7 +232,8 @@ def _ideal(setting: SharedSettings, times: StepTimes | None) -> IdealSpeed:
 
 
 def _compile_variants(setting: SharedSettings) -> list[Case]:
-    """On a GPU: a synchronous and an asynchronous mode without CUDA graphs."""
+    """Return variants without CUDA graphs of a synchronous and of an asynchronous mode. There are
+    none on a CPU."""
     if setting.plan.device == "cpu" or setting.plan.config.run.machine.compile == "off":
         return []
     found = variants([case.info() for case in setting.able])
@@ -231,8 +242,10 @@ def _compile_variants(setting: SharedSettings) -> list[Case]:
 
 
 def _pilot(setting: SharedSettings, folder: Path) -> float:
-    """Env steps/s of a short training in the first mode that can do it; the slowest may make half of that."""
-    plan, failed = setting.plan, MeasureError("no mode takes this run")
+    """Run a short training in the first mode that can do it. Return half of its env steps/s,
+    because the slowest mode may be slower."""
+    plan = setting.plan
+    failed = MeasureError("no mode accepts this run")
     rows = LEAST_UPDATES * plan.batch.rows
     if not plan.config.learner.on_policy:
         rows = 2 * plan.config.learner.rows_before_update(plan.learner_spec)
@@ -249,8 +262,10 @@ def _pilot(setting: SharedSettings, folder: Path) -> float:
 
 
 def carry_out(comparison: ComparisonPlan, folder: Path, stop: Stop, progress: ComparisonProgress) -> Results:
-    """All trainings; compare.json is written after each. A signal ends it with what is there."""
-    began, results = time.monotonic(), comparison.results()
+    """Run all trainings. compare.json is written after each of them. A signal ends the comparison
+    with the results so far."""
+    began = time.monotonic()
+    results = comparison.results()
     planned = jobs(comparison.able, comparison.seeds)
     rounds = MeasuringRounds(planned, comparison.size, folder / RUNS, stop, progress)
     workers = WorkerScaling.of(comparison) if comparison.request.scale else None
@@ -282,8 +297,8 @@ def carry_out(comparison: ComparisonPlan, folder: Path, stop: Stop, progress: Co
 def trace(
     comparison: ComparisonPlan, rounds: MeasuringRounds, found: dict[str, Any], progress: ComparisonProgress
 ) -> None:
-    """After the rounds, a short training of every mode that has not failed, with --trace: what each part did in its last seconds.
-    The figures of a training that is recorded are not used."""
+    """Run a short training with --trace of every mode that has not failed. Their timelines are
+    added to `found`. Their figures are not used, because recording costs time."""
     for case in comparison.setting.able:
         if case.label in rounds.failed:
             continue
@@ -307,8 +322,9 @@ def trace(
 
 
 def _last_seconds(timeline: Timeline) -> Timeline:
-    """The end of a timeline, as long as a page can show."""
-    shown, seconds = timeline.last(TRACED_S), TRACED_S
+    """Return the end of a timeline, as long as a page can show."""
+    shown = timeline.last(TRACED_S)
+    seconds = TRACED_S
     while sum(len(row.spans) for row in shown.rows) > MOST_SPANS and seconds > 0.05:
         seconds /= 2
         shown = timeline.last(seconds)
@@ -317,7 +333,7 @@ def _last_seconds(timeline: Timeline) -> Timeline:
 
 @dataclass
 class WorkerScaling:
-    """The trainings of --scale: modes with several numbers of workers, an env each."""
+    """Runs the trainings of --scale, which have several numbers of workers with one env each."""
 
     comparison: ComparisonPlan
     points: Mapping[str, tuple[Case, Way]]  # by label
@@ -327,10 +343,12 @@ class WorkerScaling:
 
     @classmethod
     def of(cls, comparison: ComparisonPlan) -> Self:
-        request, rows_per_update = comparison.request, comparison.size.steps_per_env * comparison.setting.envs
-        times, policy = comparison.times, comparison.policy or AT_ONCE
+        request = comparison.request
+        rows_per_update = comparison.size.steps_per_env * comparison.setting.envs
+        times = comparison.times
+        policy = comparison.policy or AT_ONCE
         if times is None or comparison.setting.plan.config.env.batched:
-            raise UsageError("--scale is for environments whose workers have one lane each; leave it out")
+            raise UsageError("--scale needs an environment of which each worker has one instance; leave it out")
         points = {}
         for case in comparison.setting.able:
             for workers in request.scale:
@@ -338,7 +356,7 @@ class WorkerScaling:
                     way = way_with(kind, workers, rows_per_update)
                     points[f"{case.label} x{workers}"] = (_with_workers(case, way), way)
         if not points:
-            raise UsageError("--scale needs a mode with workers, or lockstep; add one to --modes")
+            raise UsageError("--scale needs lockstep or a mode with workers; add one to --modes")
         rates = {label: forecast(way, times, policy, usable_cores()).rate for label, (_, way) in points.items()}
         demand = WorkDemand(
             budget_s=request.budget_s / len(request.scale),
@@ -351,7 +369,7 @@ class WorkerScaling:
         return cls(comparison, points, size(demand), [], {})
 
     def line(self) -> str:
-        """What comes now."""
+        """Return a line about the trainings to come."""
         count = self.comparison.request.repeats * len(self.points)
         eta = clock(self.size.duration(self.comparison.request.repeats))
         return f"{', '.join(map(str, self.comparison.request.scale))} workers: {count} trainings, eta {eta}"
@@ -359,11 +377,12 @@ class WorkerScaling:
     def measure(self, folder: Path, stop: Stop, progress: ComparisonProgress, keep: Callable[[], None]) -> None:
         cases = [replace(case, label=label) for label, (case, _) in self.points.items()]
         rounds = MeasuringRounds(jobs(cases, self.comparison.seeds), self.size, folder, stop, progress, keep)
-        rounds.rows, rounds.failed = self.rows, self.failed
+        rounds.rows = self.rows
+        rounds.failed = self.failed
         rounds.run()
 
     def scale(self) -> ScalingResults | None:
-        """By what has been measured so far; None: nothing has."""
+        """Return the results so far, or None if nothing has been measured."""
         if not self.rows or self.comparison.times is None:
             return None
         setting = self.comparison.setting
@@ -379,8 +398,8 @@ class WorkerScaling:
 
 
 def _kind(case: Case) -> Kind | None:
-    """How a mode collects with several workers; None: it has none."""
-    assert case.plan is not None, "it takes the run"
+    """Return how a mode collects with several workers, or None if it has no workers."""
+    assert case.plan is not None, "the mode accepts the run"
     if hasattr(case.plan.config.collector, "placement"):
         return "barrier"
     way = way_of(case.plan)
@@ -388,12 +407,12 @@ def _kind(case: Case) -> Kind | None:
 
 
 def _with_workers(case: Case, way: Way) -> Case:
-    """The same with so many workers, an env each."""
+    """Return the case with this number of workers and one env each."""
     own = {**case.own, "num_envs": way.lanes, "num_steps_per_env": way.steps}
     own |= {"placement": "processes"} if way.kind == "barrier" else {"workers": way.lanes}
     return replace(case, own={name: value for name, value in own.items() if name in case.own})
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """compare.json, table.md, report.html and plots; what was written."""
+    """Write compare.json, table.md, report.html and plots. Return the paths."""
     return [results.write(folder), table.write(results, folder), *report.write(results, folder)]

@@ -1,4 +1,5 @@
-"""Charts as files, PNG and SVG, drawn by matplotlib without a screen; one style for all."""
+"""This module draws charts into PNG and SVG files. It uses matplotlib without a screen and one
+style for all charts."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-INK, FAINT, PAPER = "#1f2937", "#6b7280", "#ffffff"
-UNDER: Any = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}  # text is read also over a line
+INK = "#1f2937"
+FAINT = "#6b7280"
+PAPER = "#ffffff"
+UNDER: Any = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}  # background that keeps text readable over a line
 STYLE: Any = {  # matplotlib types every key
-    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.family": "DejaVu Sans",  # included in matplotlib
     "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": "#9ca3af",
@@ -44,13 +47,13 @@ STYLE: Any = {  # matplotlib types every key
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "svg.hashsalt": "freewheel",  # the same chart is the same file
+    "svg.hashsalt": "freewheel",  # the same chart always gives the same file
     "svg.fonttype": "none",
 }
 
 
 def require() -> None:
-    """SetupError if matplotlib is not installed."""
+    """Raise SetupError if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401 (is it there?)
     except ImportError:
@@ -58,7 +61,8 @@ def require() -> None:
 
 
 def write(charts: Sequence[Chart | SpanChart], path: Path, columns: int = 1, title: str = "") -> None:
-    """One file of these charts, side by side in so many columns; its ending says PNG or SVG."""
+    """Write these charts into one file, in `columns` columns. The ending of `path` selects PNG or
+    SVG."""
     require()
     with _styled():
         figure = _figure(charts, columns, title)
@@ -73,7 +77,7 @@ def _styled() -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn in its place
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box replaces the glyph
         yield
 
 
@@ -137,13 +141,14 @@ def _bars(axes: Axes, chart: BarChart) -> None:
 
 
 def _head(axes: Axes, chart: BarChart | StackedBarChart | SpanChart) -> None:
-    """The title, and under it what it is about."""
+    """Set the title and the subtitle."""
     axes.set_title(_plain(chart.title), pad=20)
     axes.text(0, 1.02, _plain(chart.about), transform=axes.transAxes, fontsize=8, color=FAINT, va="bottom")
 
 
 def _stacks(axes: Axes, chart: StackedBarChart) -> None:
-    places, kinds = range(len(chart.stacks)), chart.kinds()
+    places = range(len(chart.stacks))
+    kinds = chart.kinds()
     left = [0.0] * len(chart.stacks)
     for kind in chart.colours:
         widths = [max(dict(stack.shares).get(kind, 0.0), 0.0) for stack in chart.stacks]
@@ -169,13 +174,13 @@ def _tracks(axes: Axes, chart: SpanChart) -> None:
         for at, track in enumerate(chart.tracks):
             spans = [(start, stop - start) for start, stop, own in track.spans if own == kind]
             axes.broken_barh(spans, (at - height / 2, height), facecolors=colour, linewidth=0)
-        axes.barh(0, 0, color=colour, label=kind)  # for the legend
+        axes.barh(0, 0, color=colour, label=kind)  # an empty bar adds the kind to the legend
     axes.set_yticks(range(len(chart.tracks)), [_plain(_cut(track.label)) for track in chart.tracks])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlim(chart.begin, chart.end)
     axes.set_ylim(len(chart.tracks) - 0.4, -0.6)
     axes.grid(False)
-    axes.set_xlabel("seconds since the run began")
+    axes.set_xlabel("seconds since the start of the run")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1, handleheight=1)
     _head(axes, chart)
 
@@ -256,5 +261,5 @@ def _cut(label: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of others: a dollar sign begins no formula."""
+    """Escape dollar signs, so that foreign text does not become a formula."""
     return text.replace("$", r"\$")
