@@ -22,7 +22,7 @@ from benchmarks._cluster_worlds import STEPS, WORLDS
 from benchmarks._common import RESULTS, ROOT, Notebook, Row, median, number, table
 from benchmarks.ray_costs import LONG, RAY, SHORT, WORKERS, driver_cpu, per_fragment, wall, worker_cpu
 from freewheel_lab.plots import picture
-from freewheel_lab.plots.chart import Line, Lines
+from freewheel_lab.plots.chart import ChartLine, LineChart
 
 NAME, PICTURE = "cluster_model", ROOT / "packages" / "ray" / "docs" / "cluster.png"
 POINTS = ((1, 1), (3, 1), (10, 1), (30, 3), (100, 10), (300, 30), (1_000, 100))  # workers and nodes
@@ -191,13 +191,17 @@ def lines_of(found: Mapping[str, Sequence[Outcome]], points: Sequence[tuple[int,
     return lines
 
 
-def chart(name: str, title: str, found: Mapping[str, Sequence[Outcome]], points: Sequence[tuple[int, int]]) -> Lines:
+def chart(
+    name: str, title: str, found: Mapping[str, Sequence[Outcome]], points: Sequence[tuple[int, int]]
+) -> LineChart:
     workers = [float(count) for count, _ in points]
     drawn = []
     for colour, (way, outcomes_) in enumerate(found.items()):
         shares = tuple((at, outcome.share) for at, outcome in zip(workers, outcomes_, strict=True))
-        drawn.append(Line(way, shares, colour=colour))
-    return Lines(name, title, "workers, ten on a node", "share of the ideal", tuple(drawn), log_x=True, from_zero=True)
+        drawn.append(ChartLine(way, shares, colour=colour))
+    return LineChart(
+        name, title, "workers, ten on a node", "share of the ideal", tuple(drawn), log_x=True, from_zero=True
+    )
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from time import thread_time_ns
 from benchmarks._common import Notebook, Row, bootstrap, number, table
 from freewheel.core import WORKER_TIME
 from freewheel.timeline.track import Ring, TurnTrack
-from freewheel_lab.bench.measure import Order, measure
+from freewheel_lab.bench.measure import TrainingRequest, measure
 
 NAME = "trace_cost"
 STEP_NS = 50_000  # of a step
@@ -43,7 +43,9 @@ def measure_all(notebook: Notebook, given: argparse.Namespace) -> dict[str, dict
 def _once(notebook: Notebook, world: str, way: str, turn: int, steps: int) -> Row:
     words = (*WORLDS[world], *TRACED[way], "--steps", str(steps), "--seed", str(turn))
     with TemporaryDirectory() as folder:
-        found = measure(Order(argv=words, name="run", folder=Path(folder), warm_up_rows=steps // 5, log_every=1.0))
+        found = measure(
+            TrainingRequest(argv=words, name="run", folder=Path(folder), warm_up_rows=steps // 5, log_every=1.0)
+        )
         size = sum(file.stat().st_size for file in (Path(folder) / "run").glob("t*.json") if "targets" not in file.name)
     labels = {"world": world, "trace": way, "round": turn + 1}
     figures = {"steps_per_s": found.steps_per_s, "window_s": found.window_s, "rows": found.rows, "trace_bytes": size}

@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks._common import Notebook, Row, median, number, rotated, run_python, spread, table
 from freewheel.config import flags
 from freewheel.errors import MeasureError
-from freewheel_lab.bench.measure import Order, measure
+from freewheel_lab.bench.measure import TrainingRequest, measure
 
 NAME = "tune_error"
 SLEEP = {"law": "lognormal", "mean": 0.010, "kind": "sleep", "length": 100}
@@ -63,7 +63,9 @@ def rate(words: Sequence[str], candidate: Row, given: argparse.Namespace, seed: 
     updates = max(5, ceil(candidate["steps_per_s"] * given.window / each))
     with TemporaryDirectory() as folder:
         argv = (*words, *typed(candidate["options"]), "--steps", str(updates * each), "--seed", str(seed))
-        order = Order(argv=argv, name="it", folder=Path(folder), warm_up_rows=max(2, updates // 5) * each, limit_s=900)
+        order = TrainingRequest(
+            argv=argv, name="it", folder=Path(folder), warm_up_rows=max(2, updates // 5) * each, limit_s=900
+        )
         try:
             found = measure(order)
         except MeasureError as error:

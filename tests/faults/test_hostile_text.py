@@ -15,7 +15,7 @@ from freewheel.cli import main as cli
 from freewheel.errors import EnvError, printable
 from freewheel.files.output import complain
 from freewheel.run.plan import print_line
-from freewheel_watch.tui import View
+from freewheel_watch.tui import TerminalView
 from tests.support.runs import good_run
 
 #: Colours, a title, the clipboard, a link, 8-bit control, bell, return, a new line, reversed writing, markup.
@@ -95,7 +95,7 @@ def test_the_terminal_view_shows_a_hostile_run_line_by_line(good: Path, tmp_path
     shutil.copytree(good, tmp_path / "one", symlinks=True)
     for name in ("env", "error"):
         HOSTILE[name](tmp_path / "one")
-    view = View(tmp_path)
+    view = TerminalView(tmp_path)
     view.look()
     for line in view.lines(120, 40):
         assert line.plain.isprintable(), line.plain

@@ -24,7 +24,7 @@ from freewheel.metrics.meter import Budget
 from freewheel.rollout.probe import EnvCost
 from freewheel.run.plan import Plan, plan
 from freewheel_lab.seeds import group as seeds
-from freewheel_lab.seeds.group import Group, SeedRun
+from freewheel_lab.seeds.group import SeedGroup, SeedRun
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY
 from tests.support.trainers import wait_until
@@ -54,12 +54,12 @@ def test_the_quantiles_of_students_t(df: int, quantile: float) -> None:
     assert seeds.student(df) == pytest.approx(quantile, rel=1e-3)
 
 
-def group(folder: Path, *summaries: dict[str, Any] | None, codes: list[int] | None = None) -> Group:
+def group(folder: Path, *summaries: dict[str, Any] | None, codes: list[int] | None = None) -> SeedGroup:
     """Runs that have ended with these summaries."""
     runs = [SeedRun(seed, folder / f"it-s{seed}", summary=found or {}) for seed, found in enumerate(summaries, 1)]
     for run, code in zip(runs, codes or [0] * len(runs), strict=True):
         run.code = code
-    return Group("World  ppo  lockstep", folder / "it-seeds.json", runs, 2, Budget())
+    return SeedGroup("World  ppo  lockstep", folder / "it-seeds.json", runs, 2, Budget())
 
 
 def test_the_table_has_mean_and_interval(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_seed_that_fails_is_named_and_leaves_no_litter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    broken = Group("it", tmp_path / "it-seeds.json", [SeedRun(1, tmp_path / "it-s1")], 1, Budget())
+    broken = SeedGroup("it", tmp_path / "it-seeds.json", [SeedRun(1, tmp_path / "it-s1")], 1, Budget())
     assert broken.start(["NoSuchWorld-v0", "--runs-dir", str(tmp_path)], 1.0) == 1
     out = capfd.readouterr().out
     assert "\nseed 1 failed: unknown environment 'NoSuchWorld-v0'; " in out

@@ -7,14 +7,14 @@ import math
 import pytest
 
 from freewheel_watch import curve
-from freewheel_watch.curve import COLUMNS, KINDS, MOST, Curve, LastMinute, number
+from freewheel_watch.curve import COLUMNS, KINDS, MOST, LastMinute, ThinnedCurve, number
 from tests.support.watching import row
 
 X = COLUMNS.index("wall_s")
 
 
-def drawn(rows: int) -> Curve:
-    found = Curve()
+def drawn(rows: int) -> ThinnedCurve:
+    found = ThinnedCurve()
     for count in range(rows):
         found.add(row(count))
     return found
@@ -26,7 +26,7 @@ def test_a_long_run_is_thinned_evenly_from_its_beginning_to_its_end(rows: int, e
     at = [point[X] for point in found.points()]
     assert MOST / 2 <= len(at) <= MOST
     assert at == list(range(0, rows, every))
-    assert 2**found.turned == every
+    assert 2**found.removals == every
     assert found.tail is not None
     assert found.tail[X] == rows - 1
 
@@ -40,11 +40,11 @@ def test_new_points_are_those_since_a_row() -> None:
 @pytest.mark.parametrize("rows", [20, 5 * MOST])
 def test_rows_that_a_resume_has_cut_are_gone_and_the_new_ones_follow(rows: int) -> None:
     found, kept = drawn(rows), rows // 2 + 1
-    turned = found.turned
+    removals = found.removals
     found.cut(kept)
     for count in range(kept, rows):
         found.add(row(count, return_mean=-1.0))
-    assert found.turned > turned  # whoever has the old points has to be told all
+    assert found.removals > removals  # clients with the old points need all of them again
     at = {point[X]: point[COLUMNS.index("return_mean")] for point in found.points()}
     assert list(at) == [point[X] for point in drawn(rows).points()]
     assert all((value == -1.0) == (x >= kept) for x, value in at.items() if x is not None and value is not None)

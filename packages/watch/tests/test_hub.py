@@ -14,7 +14,7 @@ import pytest
 
 from freewheel.files.lock import FileLock
 from freewheel_watch import hub
-from freewheel_watch.hub import BACKLOG, MOST_CLIENTS, Client, Hub
+from freewheel_watch.hub import BACKLOG, MOST_CLIENTS, PageClient, RunHub
 from freewheel_watch.listing import RunEntry
 from freewheel_watch.server import listen, serve
 from tests.support.watching import LIMIT, row, worker, write_run, write_status
@@ -22,13 +22,13 @@ from tests.support.watching import LIMIT, row, worker, write_run, write_status
 
 def test_a_client_that_takes_nothing_is_ended() -> None:
     async def story() -> list[bytes]:
-        client = Client(["first"])
+        client = PageClient(["first"])
         for count in range(BACKLOG):
-            client.tell("run", str(count))
+            client.send("run", str(count))
         assert not client.gone
-        client.tell("run", "one too many")
+        client.send("run", "one too many")
         assert client.gone
-        client.tell("run", "never told")
+        client.send("run", "never sent")
         return [message async for message in client.events()]
 
     assert asyncio.run(story()) == []
@@ -36,9 +36,9 @@ def test_a_client_that_takes_nothing_is_ended() -> None:
 
 def test_messages_come_in_their_order_until_the_end() -> None:
     async def story() -> list[bytes]:
-        client = Client(["first"])
-        client.tell("run", "{}")
-        client.tell("runs", "[]")
+        client = PageClient(["first"])
+        client.send("run", "{}")
+        client.send("runs", "[]")
         events = client.events()
         found = [await anext(events), await anext(events)]
         client.end()
@@ -54,7 +54,7 @@ def test_a_new_status_is_told_at_once_and_not_with_the_next_poll(
     run = write_run(tmp_path / "it", [row(1)])
 
     async def story() -> list[str]:
-        watching = Hub(tmp_path)
+        watching = RunHub(tmp_path)
         await watching.list_runs()
         reading, client = asyncio.create_task(watching.run()), watching.join(["it"])
         assert client is not None
@@ -76,7 +76,7 @@ def test_a_new_status_is_told_at_once_and_not_with_the_next_poll(
 
 def test_there_are_only_so_many_clients(tmp_path: Path) -> None:
     async def story() -> None:
-        many = Hub(tmp_path)
+        many = RunHub(tmp_path)
         await many.list_runs()
         clients = [many.join([]) for _ in range(MOST_CLIENTS)]
         assert many.join([]) is None
@@ -103,7 +103,7 @@ def test_a_signal_ends_it_while_runs_are_still_being_listed(tmp_path: Path, monk
 
     async def story() -> None:
         async with asyncio.timeout(LIMIT):
-            await serve(Hub(tmp_path), listen(0), told.append)
+            await serve(RunHub(tmp_path), listen(0), told.append)
 
     asyncio.run(story())
     assert told == []

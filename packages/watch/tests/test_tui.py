@@ -21,7 +21,7 @@ from freewheel.files.lock import FileLock
 from freewheel.metrics.meter import Meter
 from freewheel.run.live.reporter import LiveStatus
 from freewheel.run.live.status import Worker
-from freewheel_watch.tui import View, run_tui
+from freewheel_watch.tui import TerminalView, run_tui
 from tests.support.places import ROOT
 from tests.support.runs import train
 
@@ -49,7 +49,7 @@ def write_status(folder: Path, *workers: Worker) -> None:
     (folder / "status.json").write_text(status.to_json())
 
 
-def shown(view: View, width: int = 120, height: int = 40) -> str:
+def shown(view: TerminalView, width: int = 120, height: int = 40) -> str:
     view.look()
     lines = view.lines(width, height)
     assert len(lines) <= height
@@ -58,7 +58,7 @@ def shown(view: View, width: int = 120, height: int = 40) -> str:
 
 def test_a_directory_without_runs_and_then_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("freewheel_watch.tui.CHOOSE", 0.0)
-    view = View(tmp_path / "runs")
+    view = TerminalView(tmp_path / "runs")
     assert "no run in" in shown(view)
     make(tmp_path / "runs" / "first")
     assert "first  CartPole-v1  ppo  continuous  seed 3   gone" in shown(view)
@@ -70,7 +70,7 @@ def test_a_directory_without_runs_and_then_with_one(tmp_path: Path, monkeypatch:
 
 def test_figures_targets_curve_ledger_and_shares(tmp_path: Path) -> None:
     rows = [ROW | {"env_steps": 10 * step, "return_mean": float(step), "eval_return": 9.0} for step in range(1, 6)]
-    page = shown(View(make(tmp_path / "it", *rows).parent, "it"))
+    page = shown(TerminalView(make(tmp_path / "it", *rows).parent, "it"))
     for part in (
         "50%  50 / 100 steps", "▌collection rate", "▌25/s", "▌65%", "●", "return 5.0   best eval 9.0", "█ wait-credit 75%",
         "60 produced = 50 trained + 6 queued + 4 open + 0 dropped",
@@ -80,7 +80,7 @@ def test_figures_targets_curve_ledger_and_shares(tmp_path: Path) -> None:
 
 def test_targets_are_those_of_the_run(tmp_path: Path) -> None:
     path = train(tmp_path, mode="lockstep", steps=64, evals=0).path
-    page = shown(View(path.parent, path.name))
+    page = shown(TerminalView(path.parent, path.name))
     assert "ended" in page
     assert "50-80 %" in page
     assert "queue: lockstep takes turns: there is no queue" in page
@@ -95,7 +95,7 @@ def test_the_most_interesting_workers_come_first(tmp_path: Path) -> None:
     many[50] = replace(CALM, worker=50, died_s=3.0, restarts=1)
     write_status(folder, *many)
     with FileLock(folder / ".lock"):
-        page = shown(View(tmp_path, "it"))
+        page = shown(TerminalView(tmp_path, "it"))
     table = page.partition("steps/s  restarts")[2].splitlines()[1:]
     assert [line.split()[0] for line in table[:5]] == ["70", "80", "60", "50", "0"]
     assert "100: 1 step, 97 wait-credit, 1 down, 1 lost" in page
@@ -103,7 +103,7 @@ def test_the_most_interesting_workers_come_first(tmp_path: Path) -> None:
 
 
 def test_rows_that_a_resume_has_cut_leave_the_curve(tmp_path: Path) -> None:
-    view = View(make(tmp_path / "it", ROW, ROW | {"return_mean": 400.0}).parent, "it")
+    view = TerminalView(make(tmp_path / "it", ROW, ROW | {"return_mean": 400.0}).parent, "it")
     assert "400" in shown(view)
     make(tmp_path / "it", ROW, ROW | {"return_mean": 8.5, "wall_s": 3.0})
     assert "400" not in shown(view)
@@ -115,7 +115,7 @@ def test_any_terminal_is_large_enough(tmp_path: Path, size: tuple[int, int]) -> 
     folder = make(tmp_path / "it", ROW, {"odd": 1}, ROW | {"env_steps": None, "return_mean": "text"}, ROW)
     write_status(folder, *(replace(CALM, worker=worker) for worker in range(50)))
     with FileLock(folder / ".lock"):
-        assert "it" in shown(View(tmp_path, "it"), *size)
+        assert "it" in shown(TerminalView(tmp_path, "it"), *size)
 
 
 def test_without_a_terminal_it_says_what_to_do(tmp_path: Path) -> None:

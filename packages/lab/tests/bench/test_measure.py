@@ -16,8 +16,8 @@ import pytest
 
 from freewheel.errors import MeasureError
 from freewheel.transport import command
-from freewheel_lab.bench import child
-from freewheel_lab.bench.measure import Measurement, Order, Training, _as_collected, _measured, measure
+from freewheel_lab.bench import training_main
+from freewheel_lab.bench.measure import Measurement, TrainingProcess, TrainingRequest, _as_collected, _measured, measure
 from tests.support.runs import IDENTITY, assert_balanced
 
 SMALL = ("--num-envs", "4", "--num-steps-per-env", "16", "--steps", "640")
@@ -69,7 +69,7 @@ def test_without_an_episode_in_the_window_its_length_is_that_of_earlier_ones() -
 def start_here(module: str, words: Sequence[str], output: Path) -> Any:
     """In place of a process of its own: the training has ended when this returns."""
     output.touch()
-    code = child.main([str(os.getpid()), *words])
+    code = training_main.main([str(os.getpid()), *words])
     return SimpleNamespace(poll=lambda: code)
 
 
@@ -81,7 +81,7 @@ def test_a_real_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proces
         monkeypatch.setattr(command, "end_with", lambda parent: None)
     seen: list[float] = []
     argv = (IDENTITY, "--mode", "continuous", "--workers", "2", *SMALL)
-    order = Order(argv=argv, name="one", folder=tmp_path, warm_up_rows=128)
+    order = TrainingRequest(argv=argv, name="one", folder=tmp_path, warm_up_rows=128)
     found = measure(order, lambda training: seen.append(training.seconds))
     assert isinstance(found, Measurement)
     assert seen == sorted(seen)
@@ -96,12 +96,12 @@ def test_a_real_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proces
     marks = json.loads((run / "marks.json").read_text())["marks"]
     assert [mark[1] for mark in marks] == [64 * k for k in range(1, 11)]
     if process == "this one":
-        with pytest.raises(MeasureError, match="it made 10 updates, too few to be measured"):
+        with pytest.raises(MeasureError, match="the training made 10 updates, which are too few to measure"):
             measure(replace(order, name="two", warm_up_rows=640))
 
 
 def test_a_training_that_is_refused_says_why(tmp_path: Path) -> None:
-    order = Order(argv=(IDENTITY, "--mode", "sequential", "--workers", "2"), name="no", folder=tmp_path)
+    order = TrainingRequest(argv=(IDENTITY, "--mode", "sequential", "--workers", "2"), name="no", folder=tmp_path)
     with pytest.raises(MeasureError, match="--workers is an option of mode"):
         measure(order)
     assert not order.path.exists()
@@ -113,10 +113,10 @@ ENDLESS = (IDENTITY, "--mode", "sequential", "--steps", "1000000000")
 
 @pytest.mark.system
 def test_what_the_watcher_raises_ends_the_training(tmp_path: Path) -> None:
-    order = Order(argv=ENDLESS, name="cut", folder=tmp_path)
+    order = TrainingRequest(argv=ENDLESS, name="cut", folder=tmp_path)
     started: list[psutil.Process] = []
 
-    def interrupt(training: Training) -> None:
+    def interrupt(training: TrainingProcess) -> None:
         if training.newest:
             started.append(psutil.Process(training._process.pid))
             raise KeyboardInterrupt
@@ -129,4 +129,4 @@ def test_what_the_watcher_raises_ends_the_training(tmp_path: Path) -> None:
 
 def test_a_training_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(MeasureError, match=r"did not end within 0 s"):
-        measure(Order(argv=ENDLESS, name="late", folder=tmp_path, limit_s=0.2))
+        measure(TrainingRequest(argv=ENDLESS, name="late", folder=tmp_path, limit_s=0.2))

@@ -20,16 +20,17 @@ from freewheel.cli.main import main
 from freewheel.errors import MeasureError
 from freewheel.timeline.chrome import TRACE, encode
 from freewheel.timeline.model import Timeline
-from freewheel_lab.bench.measure import Measurement, Order
+from freewheel_lab.bench.measure import Measurement, TrainingRequest
 from freewheel_lab.compare import comparison, table
 from freewheel_lab.compare.command import usual_folder
 from freewheel_lab.compare.results import Results
 from freewheel_lab.compare.summary import summarised
 from freewheel_lab.compare.trainings import measuring
-from freewheel_lab.compare.trainings.cases import Case, Given
+from freewheel_lab.compare.trainings.cases import Case, GivenOptions
 from freewheel_lab.compare.verdict import judged
 from freewheel_lab.plots import picture
 from packages.lab.tests.support.comparison import measured, row
+from tests.support.golden import assert_golden
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY, assert_balanced
 from tests.support.timelines import made
@@ -39,7 +40,7 @@ SMALL = ("--num-envs", "4", "--num-steps-per-env", "16", "--steps", "256", "--re
 NO_LICENCE = "RuntimeError: this simulator has no licence for another process"
 
 
-def pretended(order: Order, watch: Callable[[Any], None] = lambda _: None) -> Measurement:
+def pretended(order: TrainingRequest, watch: Callable[[Any], None] = lambda _: None) -> Measurement:
     """In place of a training in a process of its own, as `freewheel_lab.bench.measure.measure` would return it."""
     order.path.mkdir(parents=True)
     if order.name.startswith("batch"):
@@ -94,13 +95,13 @@ def test_a_mode_whose_package_is_not_installed_is_no_failure(
 ) -> None:
     quick.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["compare", IDENTITY, "--modes", "sequential,ray", *SMALL, "--out", str(tmp_path / "out")]) == 0
-    assert "ray takes no part: not installed: pip install 'freewheel-ray[ray]'\n" in capsys.readouterr().out
+    assert "ray was skipped: not installed: pip install 'freewheel-ray[ray]'\n" in capsys.readouterr().out
 
 
 def test_an_interrupt_leaves_what_is_there(
     tmp_path: Path, quick: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(order: Order, watch: Callable[[Any], None]) -> Measurement:
+    def interrupted(order: TrainingRequest, watch: Callable[[Any], None]) -> Measurement:
         if order.name == "sequential-r2":
             signal.raise_signal(signal.SIGINT)
             watch(None)
@@ -154,13 +155,13 @@ def test_a_dry_run_says_what_would_be_done(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--mode", "batch"], "--mode: every mode is compared: choose them with --modes"),
-        (["--minutes", "1"], "--minutes: every mode does the same work"),
+        (["--mode", "batch"], "--mode: all modes are compared: choose them with --modes"),
+        (["--minutes", "1"], "--minutes: all modes do the same work"),
         (["--trace"], "--trace: a short training of every mode is recorded"),
         (["--modes", "batch,nonsense"], "unknown mode 'nonsense'"),
         (["--modes", "lockstep", "--max-lag", "2"], "--max-lag is an option of mode continuous; add it to --modes"),
         (["--scale", "1,x"], "--scale must be numbers of workers like 1,2,4,8, not 1,x"),
-        (["--scale", "0,2"], "--scale takes 1 to 10,000 workers"),
+        (["--scale", "0,2"], "--scale accepts 1 to 10,000 workers"),
         (["--repeats", "0"], "--repeats must be positive"),
         (["--nonsense", "1"], "unknown option --nonsense"),
         (["--lr", "-1"], "--ppo.lr"),
@@ -195,7 +196,9 @@ def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, capsys:
 
 
 def test_every_mode_gets_the_options_that_it_has() -> None:
-    given = Given.read([IDENTITY, "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2"], trust=False)
+    given = GivenOptions.read(
+        [IDENTITY, "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2"], trust=False
+    )
     assert given.argv("continuous", num_envs=8) == (
         IDENTITY, "--mode", "continuous", "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2", "--num-envs", "8",
     )  # fmt: skip
@@ -205,7 +208,7 @@ def test_every_mode_gets_the_options_that_it_has() -> None:
 
 
 def test_repeats_are_interleaved_and_begin_with_another_mode_each() -> None:
-    given = Given(IDENTITY, {})
+    given = GivenOptions(IDENTITY, {})
     cases = [Case(label=mode, mode=mode, given=given) for mode in ("sequential", "lockstep", "batch")]
     planned = measuring.jobs(cases, (5, 6))
     assert [(job.name, job.seed) for job in planned] == [
@@ -218,16 +221,13 @@ def test_the_table_holds_the_figures_of_the_rows() -> None:
     results = measured()
     results = replace(results, ideal=replace(results.ideal, steps_per_s=5000.0))
     text = table.markdown(judged(summarised(results)))
-    line = next(line for line in text.splitlines() if line.startswith("| continuous"))
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells == ["continuous", "8 x 1", "3,100 (3,050 .. 3,150)", "31", "53 min 46 s", "3.10×", "62 %"]
+    assert_golden(__file__, "table", text)
 
 
 def test_a_partial_comparison_says_so_and_json_is_plain() -> None:
     results = measured()
     part = judged(summarised(replace(results, rows=results.rows[:5], ended="interrupted")))
-    text = table.markdown(part)
-    assert "Interrupted: 5 trainings in 2 of 3 repeats are here." in text
+    assert_golden(__file__, "table_of_an_interrupted_comparison", table.markdown(part))
     json.dumps(part.to_json(), allow_nan=False)
     nothing = judged(summarised(replace(results, rows=())))
     assert "Nothing was measured." in table.markdown(nothing)

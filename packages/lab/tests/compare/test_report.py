@@ -17,7 +17,7 @@ import pytest
 
 from freewheel.cli.main import main
 from freewheel_lab.compare import charts, report
-from freewheel_lab.compare.results import CaseInfo, Results, Row
+from freewheel_lab.compare.results import CaseInfo, ResultRow, Results
 from freewheel_lab.plots.numbers import duration, megabytes, number, percent, times
 from packages.lab.tests.support.comparison import FIVE, full, measured, reported, rows
 from tests.support.browser import browser, complaints, eventually
@@ -78,7 +78,7 @@ def page(results: Results) -> Page:
     return found
 
 
-def middle(rows: list[Row], name: str) -> float:
+def middle(rows: list[ResultRow], name: str) -> float:
     return float(median(getattr(row, name) for row in rows))
 
 
@@ -172,7 +172,7 @@ def test_everything_of_the_user_is_escaped() -> None:
 def test_an_interrupted_comparison_says_so(count: int) -> None:
     assert "interrupted" not in page(reported()).shown
     found = page(reported(rows=rows(FIVE)[:count], ended="interrupted"))
-    assert f"This comparison was interrupted: it has {count} of at least 15 trainings" in found.shown
+    assert f"This comparison was interrupted. It has {count} of at least 15 trainings" in found.shown
     assert {mode for mode, _ in found.cells} == (set(FIVE) if count else set())
     assert found.shown.count("not measured") == (1 if count else 6), "CUDA graphs never are"
 
@@ -235,7 +235,7 @@ def test_what_rates_leave_out_is_told_as_it_is() -> None:
     whole = "the first 1 update (warm-up) of every rate, and start-up"
     assert whole in page(results).texts
     part = page(replace(results, work=replace(results.work, parts={"sequential": 4096})))
-    assert whole.replace(",", " in modes that do the whole work, so much less in the others,") in part.texts
+    assert whole.replace(",", " in modes that do the whole work, and proportionally less in the others,") in part.texts
     replay = page(replace(results, work=replace(results.work, updates=None, warm_up=0)))
     assert [text for text in replay.texts if text.startswith("the rows before the first update, and")]
     assert "the first 0 updates" not in replay.shown

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, Demand, size
+from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, WorkDemand, size
 
 RATES = {"sequential": 1024.0, "continuous": 4096.0}
-USUAL = Demand(budget_s=60.0, repeats=3, envs=8, steps_per_env=256, rates=RATES)
+USUAL = WorkDemand(budget_s=60.0, repeats=3, envs=8, steps_per_env=256, rates=RATES)
 
 
 def test_the_slowest_mode_fits_its_share_of_the_budget() -> None:
@@ -20,7 +20,7 @@ def test_the_slowest_mode_fits_its_share_of_the_budget() -> None:
     assert found.seconds == {"sequential": 20.0, "continuous": 5.0}
     assert found.parts == {}
     assert found.duration(3) == 3 * (25 + 2 * START)
-    assert found.notes == ("10 updates of 2,048 rows in every mode, as the slowest makes about 1,024 steps/s",)
+    assert found.notes == ("10 updates of 2,048 rows in every mode, because the slowest makes about 1,024 steps/s",)
 
 
 def test_updates_are_made_smaller_where_not_even_a_few_would_fit() -> None:
@@ -33,7 +33,7 @@ def test_updates_are_made_smaller_where_not_even_a_few_would_fit() -> None:
 def test_what_the_user_has_said_about_updates_stays_and_the_budget_does_not() -> None:
     found = size(replace(USUAL, rates={"sequential": 100.0}, fixed_steps_per_env=True))
     assert (found.updates, found.steps_per_env) == (LEAST_UPDATES, 256)
-    assert "about 82 s a training, more than its budget" in found.notes[-1]
+    assert "about 82 s per training, which is more than its budget" in found.notes[-1]
 
 
 def test_a_far_slower_mode_does_a_part_of_the_work_and_does_not_dictate_it() -> None:

@@ -37,7 +37,7 @@ def test_the_length_of_episodes_is_that_of_the_trainings_in_which_they_ended() -
     assert batch.time_100k_episodes_s == pytest.approx(100_000 / 11.0), "from the median of all three"
     assert (lockstep.episode_steps, lockstep.episodes_per_s, lockstep.time_100k_episodes_s) == (None, None, None)
     told = list(table.explained(results))
-    assert "No episode ended in lockstep: its trainings were too short for that" in told
+    assert "No episode ended in lockstep: its trainings were too short" in told
     assert not [line for line in told if line.startswith("Episodes had")]
 
 
@@ -67,11 +67,14 @@ def test_a_mode_that_does_a_part_of_the_work_does_just_that_part() -> None:
     partly = replace(results, work=work, rows=(*(one for one in results.rows if one.mode != "sequential"), *slow))
     assert unequal(partly) == []
     found = summarised(partly)
-    assert "in each of 9 trainings; too slow for all of it: sequential 20.0% (4,096 rows), to be" in found.equal_work
+    assert (
+        "in each of 9 trainings; too slow for the whole work: sequential 20.0% (4,096 rows); compare"
+        in found.equal_work
+    )
     assert found.equal_wall_s == summarised(results).equal_wall_s
     assert len(unequal(replace(partly, work=results.work))) == 3
     alone = summarised(replace(partly, rows=tuple(slow))).equal_work
-    assert alone.startswith("too slow for all of it: sequential 20.0% (4,096 rows), to be compared")
+    assert alone.startswith("too slow for the whole work: sequential 20.0% (4,096 rows); compare")
 
 
 def test_a_replay_buffer_may_take_a_few_rows_more() -> None:
@@ -83,7 +86,7 @@ def test_a_replay_buffer_may_take_a_few_rows_more() -> None:
     assert told == "equal work by the ledger: 20,580 rows trained and 7 updates in each of 2 trainings"
     alike = equal_work([row("batch", 1, 1.0, updates=100), row("batch", 2, 1.0, updates=105)], replay=True)
     assert alike.endswith(
-        "but for the updates of the last rows: 20,480 rows stored and 100 to 105 updates in 2 trainings"
+        "except for the updates of the last rows: 20,480 rows stored and 100 to 105 updates in 2 trainings"
     )
     less = row("batch", 1, 1.0, trained=ROWS - 100, produced=ROWS + 412, updates=7)
     assert len(unequal(replace(off, rows=(less,)))) == 1

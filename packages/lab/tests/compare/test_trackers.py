@@ -11,25 +11,25 @@ from freewheel.errors import UsageError
 from freewheel.sinks import tensorboard
 from freewheel_lab.compare import table
 from freewheel_lab.compare.summary import summarised
-from freewheel_lab.compare.trackers import Trackers, figures, split, write
-from freewheel_lab.compare.trainings.cases import Given
+from freewheel_lab.compare.trackers import TrackerOptions, figures, split, write
+from freewheel_lab.compare.trainings.cases import GivenOptions
 from packages.lab.tests.support.comparison import measured
 from tests.support.trackers import tensorboard_events, wandb_history, wandb_records
 
 
 def test_trackers_are_the_comparisons_own_and_not_the_trainings() -> None:
     argv = ["CartPole-v1", "--tensorboard", "--wandb", "--wandb-project", "mine", "--ppo.lr", "0.1", "--sinks", "wandb"]
-    given, asked = split(Given.read(argv, trust=False))
-    assert asked == Trackers(("wandb", "tensorboard"), "mine")
+    given, asked = split(GivenOptions.read(argv, trust=False))
+    assert asked == TrackerOptions(("wandb", "tensorboard"), "mine")
     assert set(given.flags) == {"ppo.lr"}
-    assert split(Given.read(["CartPole-v1"], trust=False))[1].names == ()
-    with pytest.raises(UsageError, match="--sinks jsonl: a comparison is written to tensorboard and wandb only"):
-        split(Given.read(["CartPole-v1", "--sinks", "jsonl"], trust=False))
+    assert split(GivenOptions.read(["CartPole-v1"], trust=False))[1].names == ()
+    with pytest.raises(UsageError, match="--sinks jsonl: a comparison can be written to tensorboard and wandb only"):
+        split(GivenOptions.read(["CartPole-v1", "--sinks", "jsonl"], trust=False))
 
 
 def test_tensorboard_has_a_run_for_each_mode_and_the_table(tmp_path: Path) -> None:
     results = summarised(measured())
-    told = write(results, tmp_path, Trackers(("tensorboard",)))
+    told = write(results, tmp_path, TrackerOptions(("tensorboard",)))
     assert (told.lines, told.problems) == ([f"TensorBoard: tensorboard --logdir {tmp_path}/tensorboard"], [])
     for one in results.summary:
         events = tensorboard_events(tmp_path / "tensorboard" / one.mode)
@@ -47,7 +47,7 @@ def test_wandb_has_every_figure_of_every_mode(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("HOME", str(tmp_path))
     results = summarised(measured())
-    told = write(results, tmp_path, Trackers(("wandb",), "tests"))
+    told = write(results, tmp_path, TrackerOptions(("wandb",), "tests"))
     assert (told.lines, told.problems) == (
         [f"wandb: offline; to upload: wandb sync {tmp_path}/wandb/offline-run-*"],
         [],
@@ -67,7 +67,7 @@ def test_wandb_has_every_figure_of_every_mode(tmp_path: Path, monkeypatch: pytes
 
 def test_a_tracker_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / tensorboard.FOLDER).write_text("in the way")
-    told = write(summarised(measured()), tmp_path, Trackers(("tensorboard",)))
+    told = write(summarised(measured()), tmp_path, TrackerOptions(("tensorboard",)))
     assert told.lines == []
     (problem,) = told.problems
-    assert problem.startswith("tensorboard did not take the results of the comparison: ")
+    assert problem.startswith("tensorboard did not accept the results of the comparison: ")

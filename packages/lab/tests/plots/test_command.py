@@ -48,10 +48,11 @@ def test_one_file_one_axis_and_one_metric(runs: Path, capsys: pytest.CaptureFixt
 def test_an_empty_run_is_left_out_and_told(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "b" / "metrics.jsonl").write_text("")
     assert main(["plot", "a", "b", "--runs-dir", str(runs), "--x", "steps"]) == 0
-    assert capsys.readouterr().err == f"freewheel: {runs}/b has no rows of metrics: nothing to draw; it is left out\n"
+    problem = f"freewheel: {runs}/b has no rows of metrics, so there is nothing to draw"
+    assert capsys.readouterr().err == f"{problem}; the run is skipped\n"
     assert "b" not in texts(runs / "curves.svg")
     assert main(["plot", "b", "--runs-dir", str(runs)]) == 1
-    assert capsys.readouterr().err == f"freewheel: {runs}/b has no rows of metrics: nothing to draw\n"
+    assert capsys.readouterr().err == f"freewheel: {runs}/b has no rows of metrics, so there is nothing to draw\n"
 
 
 @pytest.mark.parametrize(

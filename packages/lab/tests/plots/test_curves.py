@@ -15,7 +15,7 @@ import pytest
 
 from freewheel.errors import FileError, UsageError
 from freewheel_lab.plots import curves
-from freewheel_lab.plots.chart import Line, Lines
+from freewheel_lab.plots.chart import ChartLine, LineChart
 from freewheel_lab.plots.numbers import duration
 
 COLUMNS = ["env_steps", "wall_s", "updates", "return_mean", "eval_return"]
@@ -33,7 +33,7 @@ def make(folder: Path, points: Points, metric: str = "return_mean", **config: An
     return folder
 
 
-def read(path: Path, said: list[str] | None = None) -> curves.Run:
+def read(path: Path, said: list[str] | None = None) -> curves.PlottedRun:
     return curves.read_run(path, COLUMNS, (said if said is not None else []).append)
 
 
@@ -82,8 +82,8 @@ def test_evaluations_of_an_earlier_version_have_no_deviation(tmp_path: Path, sin
 
 @pytest.mark.parametrize(("ys", "span"), [((-44.9, -45.8), 4.58), ((480, 500), 50), ((0, 10), 10), ((3, 3), 0.3)])
 def test_a_small_difference_looks_small_and_times_are_round(ys: tuple[float, float], span: float) -> None:
-    drawn = Line("a", ((0.3, ys[0]), (154.0, ys[1])))
-    lines = Lines("x", "x", "wall time", "y", (drawn,), show_x=duration)
+    drawn = ChartLine("a", ((0.3, ys[0]), (154.0, ys[1])))
+    lines = LineChart("x", "x", "wall time", "y", (drawn,), show_x=duration)
     low, high = lines.y_span()
     assert high - low == pytest.approx(span)
     assert low <= min(ys) <= max(ys) <= high
@@ -96,7 +96,7 @@ def test_a_band_ends_where_the_shortest_seed_does_and_that_is_told(tmp_path: Pat
     (line,) = curves.chart([group], "steps", "return_mean").lines
     assert [x for x, _ in line.points] == [10, 30]
     (told,) = curves.ended_early([group])
-    assert "a-s1 has come 30 of 100 steps" in told
+    assert "a-s1 has done only 30 of 100 steps" in told
     assert curves.ended_early(curves.group(runs[1:])) == []
 
 
@@ -148,7 +148,7 @@ def test_a_damaged_line_is_left_out_and_told_and_half_a_line_is_a_row_to_come(tm
     said: list[str] = []
     run = read(path, said)
     assert run.columns["env_steps"].tolist() == [1, 2, 4]
-    assert said == [f"{path}/metrics.jsonl: 2 lines are damaged (the first is 3), and left out"]
+    assert said == [f"{path}/metrics.jsonl: 2 lines are damaged (the first is 3) and skipped"]
 
 
 @pytest.mark.parametrize("content", [None, "", '{"env_'])

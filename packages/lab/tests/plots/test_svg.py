@@ -9,17 +9,22 @@ from dataclasses import replace
 import pytest
 
 from freewheel_lab.plots import svg
-from freewheel_lab.plots.chart import PALETTE, Bar, Bars, Chart, Line, Lines, Stack, Stacks
+from freewheel_lab.plots.chart import PALETTE, Bar, BarChart, Chart, ChartLine, LineChart, StackedBar, StackedBarChart
 from freewheel_lab.plots.numbers import percent
 
 HOSTILE = "<script>alert(1)</script>&\"'"
-BARS = Bars(
+BARS = BarChart(
     "x", "Speed", "more is better", (Bar("a", 50.0, 40.0, 80.0), Bar("b", 100.0), Bar("c", None, note="failed"))
 )
-LINE = Line("a", ((0.0, 0.0), (5.0, 50.0), (10.0, 100.0)))
-LINES = Lines("x", "Return", "steps", "return", (LINE,))
-STACKS = Stacks(
-    "x", "Time", "of a worker", (Stack("a", (("step", 0.75), ("wait", 0.25))),), {"step": "#00f", "wait": "#f00"}, {}
+LINE = ChartLine("a", ((0.0, 0.0), (5.0, 50.0), (10.0, 100.0)))
+LINES = LineChart("x", "Return", "steps", "return", (LINE,))
+STACKS = StackedBarChart(
+    "x",
+    "Time",
+    "of a worker",
+    (StackedBar("a", (("step", 0.75), ("wait", 0.25))),),
+    {"step": "#00f", "wait": "#f00"},
+    {},
 )
 
 
@@ -51,10 +56,10 @@ def test_bars_are_as_long_as_their_values_and_whiskers_as_their_spread() -> None
     [
         (replace(BARS, bars=(Bar("a", 0.5),), whole=1.0, show=percent), [190]),
         (replace(BARS, ideal=200.0, ideal_label="ideal"), [95, 190]),
-        (Bars("x", "x", "x", (Bar("a", 0.0), Bar("b", None))), [0]),
+        (BarChart("x", "x", "x", (Bar("a", 0.0), Bar("b", None))), [0]),
     ],
 )
-def test_bars_are_parts_of_the_whole_or_of_the_ideal(chart: Bars, widths: list[float]) -> None:
+def test_bars_are_parts_of_the_whole_or_of_the_ideal(chart: BarChart, widths: list[float]) -> None:
     assert [float(bar.get("width", "")) for bar in all_of(chart, "bar")] == pytest.approx(widths)
     assert [{x for x, _ in corners(ideal)} for ideal in all_of(chart, "ideal")] == ([{379.0}] if chart.ideal else [])
 
@@ -85,7 +90,7 @@ def test_a_band_lies_around_its_line() -> None:
 
 
 def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios() -> None:
-    line = Line("a", ((1.0, 0.0), (10.0, 1.0), (100.0, 2.0)))
+    line = ChartLine("a", ((1.0, 0.0), (10.0, 1.0), (100.0, 2.0)))
     (path,) = all_of(replace(LINES, lines=(line,), log_x=True), "line")
     first, second, third = (x for x, _ in corners(path))
     assert second - first == pytest.approx(third - second, abs=0.2)
@@ -93,10 +98,10 @@ def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios() -> None:
 
 def test_long_lines_are_thinned_and_single_points_are_dots() -> None:
     points = tuple((float(n), float(n)) for n in range(10_000))
-    (path,) = all_of(replace(LINES, lines=(Line("a", points),)), "line")
+    (path,) = all_of(replace(LINES, lines=(ChartLine("a", points),)), "line")
     assert len(corners(path)) == svg.MOST_POINTS
     for few in (((3.0, 7.0),), ((3.0, 7.0), (4.0, 7.0))):
-        assert len(all_of(replace(LINES, lines=(Line("a", few),)), "dot")) == len(few)
+        assert len(all_of(replace(LINES, lines=(ChartLine("a", few),)), "dot")) == len(few)
 
 
 def test_a_legend_has_each_label_once_and_what_styles_mean() -> None:
@@ -118,7 +123,7 @@ def test_stacks_are_cut_by_their_shares() -> None:
     [
         replace(BARS, title=HOSTILE, bars=(Bar(HOSTILE, 1.0, note=HOSTILE),), ideal=1.0, ideal_label=HOSTILE),
         replace(LINES, title=HOSTILE, x_label=HOSTILE, lines=(replace(LINE, label=HOSTILE),), mark=3.0, mark_label=HOSTILE),
-        Stacks("x", HOSTILE, HOSTILE, (Stack(HOSTILE, ((HOSTILE, 1.0),)),), {HOSTILE: "red"}, {HOSTILE: HOSTILE}),
+        StackedBarChart("x", HOSTILE, HOSTILE, (StackedBar(HOSTILE, ((HOSTILE, 1.0),)),), {HOSTILE: "red"}, {HOSTILE: HOSTILE}),
     ],
     ids=["bars", "lines", "stacks"],
 )  # fmt: skip

@@ -7,7 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from freewheel.core import LEARNER_TIME, WORKER_TIME
-from freewheel_lab.compare.results import CaseInfo, Ideal, Results, Row, Scale, ScalePoint, Spread, Work
+from freewheel_lab.compare.results import (
+    CaseInfo,
+    IdealSpeed,
+    ResultRow,
+    Results,
+    ScalePoint,
+    ScalingResults,
+    Spread,
+    WorkAmount,
+)
 from freewheel_lab.compare.summary import summarised
 from freewheel_lab.compare.verdict import judged
 from tests.support.timelines import made
@@ -23,7 +32,7 @@ FIVE = {**RATES, "episodes": (2900.0, 2940.0, 2860.0)}
 LAG = {"sequential": 0.0, "lockstep": 0.0, "batch": 1.0, "continuous": 2.0, "episodes": 2.0}
 
 
-def row(mode: str, repeat: int, rate: float, **changed: Any) -> Row:
+def row(mode: str, repeat: int, rate: float, **changed: Any) -> ResultRow:
     """One training at this rate, whose episodes have 100 steps."""
     window_rows = ROWS * (UPDATES - WARM_UP) // UPDATES
     wall = ROWS / rate + 0.5
@@ -43,10 +52,10 @@ def row(mode: str, repeat: int, rate: float, **changed: Any) -> Row:
         "produced": ROWS + under_way, "trained": ROWS, "queued": 0, "open": 0,
         "dropped": {"shutdown": under_way} if under_way else {}, "shares": shares, "path": f"runs/{mode}-r{repeat}",
     }  # fmt: skip
-    return Row(**values | changed)
+    return ResultRow(**values | changed)
 
 
-def rows(rates: Mapping[str, Sequence[float]] = RATES) -> tuple[Row, ...]:
+def rows(rates: Mapping[str, Sequence[float]] = RATES) -> tuple[ResultRow, ...]:
     """All trainings, repeat by repeat."""
     return tuple(
         row(mode, repeat, rate)
@@ -72,9 +81,9 @@ def measured(rates: Mapping[str, Sequence[float]] = RATES, **changed: Any) -> Re
     values: dict[str, Any] = {
         "env": "CartPole-v1", "algo": "ppo", "command": "freewheel compare CartPole-v1", "created": "2026-01-01T00:00:00+00:00",
         "hardware": {"cpu": "a processor", "cores": 2, "memory_gb": 8.0, "gpu": None, "versions": {"freewheel": "0.1.0"}},
-        "work": Work(rows=ROWS, updates=UPDATES, rows_per_update=2048, envs=8, steps_per_env=256, warm_up=WARM_UP,
+        "work": WorkAmount(rows=ROWS, updates=UPDATES, rows_per_update=2048, envs=8, steps_per_env=256, warm_up=WARM_UP,
                      seeds=tuple(range(1, repeats + 1))),
-        "ideal": Ideal(steps_per_s=4000.0, formula="min(envs / row_s, cores / cpu_s)", envs=8, cores=2, row_s=2e-3,
+        "ideal": IdealSpeed(steps_per_s=4000.0, formula="min(envs / row_s, cores / cpu_s)", envs=8, cores=2, row_s=2e-3,
                        cpu_s=1e-4, step_median_s=1.5e-3, slowest_s=5e-3, episode_steps=22.0),
         "budget_s": 60.0, "repeats": repeats, "modes": tuple(case(mode) for mode in rates), "rows": rows(rates),
         "wall_s": 120.0,
@@ -95,7 +104,7 @@ def full() -> Results:
     return reported(rows=tuple(late), scale=scale(), timelines=timelines, ideal=ideal)
 
 
-def scale() -> Scale:
+def scale() -> ScalingResults:
     """Measured with up to 8 workers, extrapolated from there on."""
     points, far = [], []
     for mode in ("lockstep", "continuous"):
@@ -106,7 +115,7 @@ def scale() -> Scale:
                 far.append(replace(point, a_core_each=rate * 1.4))
             else:
                 points.append(replace(point, error=0.03, measured=Spread(rate / 1.03, rate / 1.1, rate)))
-    return Scale(
+    return ScalingResults(
         law="steps/s = workers / E[step]",
         points=tuple(points),
         extrapolated=tuple(far),

@@ -14,9 +14,9 @@ import pytest
 from freewheel.cli import main as cli
 from freewheel.config.resolve import from_argv
 from freewheel_lab.tune import probe, trial
-from freewheel_lab.tune.command import Progress
-from freewheel_lab.tune.search import Candidate
-from freewheel_lab.tune.trial import Trial
+from freewheel_lab.tune.command import TuningProgress
+from freewheel_lab.tune.search import TuningCandidate
+from freewheel_lab.tune.trial import TuningTrial
 from packages.lab.tests.tune.test_search import WAITING, probed
 from tests.support.runs import IDENTITY
 
@@ -41,7 +41,7 @@ def test_a_dry_run_says_what_would_be_measured(capfd: Capture, tmp_path: Path) -
 
 
 def test_hours_are_told_as_hours(capfd: Capture) -> None:
-    with Progress([("envs", 1.0), ("the policy", 3699.0)]) as progress:
+    with TuningProgress([("envs", 1.0), ("the policy", 3699.0)]) as progress:
         progress.next("envs", 1.0)
     assert capfd.readouterr().err == "measuring envs ... about 1:01:40 left\n"
 
@@ -99,11 +99,11 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
 
 
 def test_an_interrupt_leaves_what_is_known(capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Candidate] = []
+    ran: list[TuningCandidate] = []
     known = replace(probed(WAITING), acting=((1, 1e-5), (16, 8e-5)))
     monkeypatch.setattr(probe, "probe", lambda *_: known)
 
-    def interrupted(candidate: Candidate, seconds: float, **_: object) -> Trial:
+    def interrupted(candidate: TuningCandidate, seconds: float, **_: object) -> TuningTrial:
         ran.append(candidate)
         raise KeyboardInterrupt
 
@@ -112,5 +112,5 @@ def test_an_interrupt_leaves_what_is_known(capfd: Capture, tmp_path: Path, monke
     assert code == 130
     assert len(ran) == 1
     assert "interrupted: predictions without all measurements" in out
-    assert "5 µs a row with 16 envs at once" in out
+    assert "5 µs per row with 16 envs at once" in out
     assert tomllib.loads((tmp_path / "tuned.toml").read_text())["mode"] == ran[0].mode

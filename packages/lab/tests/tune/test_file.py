@@ -13,7 +13,7 @@ from freewheel.errors import UsageError
 from freewheel_lab.tune import file
 from freewheel_lab.tune.command import configure
 from freewheel_lab.tune.result import Tuning
-from freewheel_lab.tune.search import Candidate
+from freewheel_lab.tune.search import TuningCandidate
 from packages.lab.tests.tune.test_search import WAITING, probed, searched
 
 
@@ -22,7 +22,7 @@ def tuned(words: str = "") -> Tuning:
     return Tuning(probe.config, probe, searched(WAITING, words))
 
 
-def only(tuning: Tuning, one: Candidate) -> Tuning:
+def only(tuning: Tuning, one: TuningCandidate) -> Tuning:
     return Tuning(tuning.config, tuning.probe, [one])
 
 
@@ -72,7 +72,7 @@ def test_a_file_of_somebody_else_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "tuned.toml"
     path.write_text("seed = 1\n")
     for place, said in (
-        ("tuned.toml", r"tuned.toml exists and was not written by freewheel tune: choose another --out"),
+        ("tuned.toml", r"tuned.toml exists and was not written by freewheel tune; choose another --out"),
         ("tuned.yaml", r"--out must end in .toml or .json"),
         ("nowhere/tuned.toml", "there is no directory"),
     ):

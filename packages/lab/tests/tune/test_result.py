@@ -6,18 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 from freewheel_lab.tune.result import Tuning
-from freewheel_lab.tune.search import Candidate, best_two
-from freewheel_lab.tune.trial import Trial
+from freewheel_lab.tune.search import TuningCandidate, best_two
+from freewheel_lab.tune.trial import TuningTrial
 from packages.lab.tests.tune.test_file import tuned
 
 
-def trial(candidate: Candidate, times: float) -> Trial:
+def trial(candidate: TuningCandidate, times: float) -> TuningTrial:
     """A run that made so many times what was predicted."""
     measured: Any = SimpleNamespace(steps_per_s=times * candidate.forecast.rate, lag_mean=1.0, memory_mb=100.0)
-    return Trial(candidate, measured)
+    return TuningTrial(candidate, measured)
 
 
-def run(*times: float) -> tuple[Tuning, list[Candidate]]:
+def run(*times: float) -> tuple[Tuning, list[TuningCandidate]]:
     tuning = tuned()
     pair = best_two(tuning.order)
     tuning.trials = [trial(one, factor) for one, factor in zip(pair, times, strict=True)]
@@ -41,7 +41,7 @@ def test_the_measured_better_wins_and_the_contradiction_is_told() -> None:
     tuning, (first, second) = run(0.3, 1.0)
     assert tuning.chosen is second
     assert f"--mode {first.mode} with" in tuning.sentence
-    assert "was predicted to be best and made only" in tuning.sentence
+    assert "was predicted to be best but made only" in tuning.sentence
     trials = tuning.to_json()["trials"]
     assert [round(one["error"], 2) for one in trials] == [2.33, 0.0]
     assert tuning.to_json()["chosen"]["options"] == second.options
@@ -59,7 +59,7 @@ def test_a_little_more_speed_is_not_worth_lag() -> None:
 def test_a_setting_that_could_not_be_run_is_not_chosen() -> None:
     tuning = tuned()
     first, second = best_two(tuning.order)
-    tuning.trials = [Trial(first, None, "it died")]
+    tuning.trials = [TuningTrial(first, None, "it died")]
     assert tuning.chosen is not first
     tuning.trials.append(trial(second, 1.0))
     assert tuning.chosen is second

@@ -16,7 +16,7 @@ from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan
 from freewheel_lab.tune.command import configure
 from freewheel_lab.tune.probe import Probe
-from freewheel_lab.tune.search import Candidate, best_two, fixed_options, search
+from freewheel_lab.tune.search import TuningCandidate, best_two, fixed_options, search
 from tests.support.costs import cost
 
 WAITING, BURNING, QUICK = (
@@ -47,7 +47,7 @@ def probed(cost: EnvCost, words: str = "", learn: float = 5e-5) -> Probe:
 
 
 @functools.cache
-def searched(cost: EnvCost, words: str = "", learn: float = 5e-5) -> list[Candidate]:
+def searched(cost: EnvCost, words: str = "", learn: float = 5e-5) -> list[TuningCandidate]:
     return search(probed(cost, words, learn))[0]
 
 

@@ -1,1 +1,2 @@
-"""Reads run directories from outside: `freewheel watch`, `runs` and `timeline`."""
+"""This package reads run directories from outside. It provides `freewheel watch`, `runs` and
+`timeline`."""

@@ -1,4 +1,5 @@
-"""The command `freewheel watch`: a live page of runs, or the same in the terminal."""
+"""This module implements the command `freewheel watch`, which shows runs on a live page or in the
+terminal."""
 
 from __future__ import annotations
 
@@ -12,23 +13,26 @@ from typing import Annotated
 from freewheel.errors import Range, SetupError, UsageError, check_ranges
 from freewheel.registry import Command
 
-NICE = 10  # how much lower its priority is than that of a training
+NICE = 10  # increment of the niceness, so that trainings have priority
 
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Show runs while they train, and compare them, on a page that only this machine can open; trainings do not notice it."""
+    """Show runs while they train, and compare them, on a page that only this machine can open.
+    Trainings are not affected."""
 
     run: str = ""
-    """The run that is opened first: a name under --runs-dir or a path; by default the newest that runs. Also the first word."""
+    """The run to open first: a name under --runs-dir or a path (default: the newest active run).
+    The first positional argument also sets it."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
     port: Annotated[int | None, Range(least=0, most=65535)] = None
-    """Port of 127.0.0.1 on which the page is served; 0: any free one (default: 8765, or any free one if it is taken)."""
+    """Port of 127.0.0.1 for the page. 0 selects any free port (default: 8765, or any free port if
+    it is taken)."""
     open: bool | None = None
-    """Open a browser (default: where there is a display)."""
+    """Open a browser (default: only if there is a display)."""
     tui: bool = False
-    """Show it in this terminal instead of a page."""
+    """Show the run in this terminal instead of a page."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -44,7 +48,7 @@ def _parse(argv: Sequence[str]) -> WatchOptions:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Until Ctrl-C."""
+    """Run the command until Ctrl-C."""
     options = _parse(argv)
     directory, chosen = _find(options)
     if options.tui:
@@ -60,7 +64,7 @@ def _run(argv: Sequence[str]) -> int:
         ) from None
     import asyncio
 
-    from freewheel_watch.hub import Hub
+    from freewheel_watch.hub import RunHub
     from freewheel_watch.server import listen, serve
 
     os.nice(NICE)
@@ -71,13 +75,13 @@ def _run(argv: Sequence[str]) -> int:
         if options.open if options.open is not None else _has_display():
             _open(address)
 
-    asyncio.run(serve(Hub(directory, chosen), listener, ready))
-    sys.stdout.write("the page has ended; trainings go on\n")
+    asyncio.run(serve(RunHub(directory, chosen), listener, ready))
+    sys.stdout.write("the page has ended; trainings continue\n")
     return 0
 
 
 def _find(options: WatchOptions) -> tuple[Path, str | None]:
-    """The directory of all runs, and the name of the one to open."""
+    """Return the directory of all runs, and the name of the run to open."""
     if not options.run:
         return Path(options.runs_dir), None
     from freewheel.run.naming import find_run
@@ -89,11 +93,11 @@ def _find(options: WatchOptions) -> tuple[Path, str | None]:
 def _tell(directory: Path, chosen: str | None, address: str) -> None:
     port = address.split(":")[2].partition("/")[0]
     what = f"run {chosen} in {directory}" if chosen else f"the runs in {directory}"
-    missing = "" if directory.is_dir() else " (which is not there yet: they appear when a training begins)"
+    missing = "" if directory.is_dir() else " (which does not exist yet; runs appear when a training begins)"
     sys.stdout.write(
         f"watching {what}{missing}: open this address, which works once\n\n  {address}\n\n"
-        f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, and the same address there\n"
-        "Ctrl-C ends the page, not trainings\n"
+        f"from another machine: ssh -L {port}:127.0.0.1:{port} THIS_MACHINE, then open the same address there\n"
+        "Ctrl-C ends the page but not the trainings\n"
     )
     sys.stdout.flush()
 

@@ -1,4 +1,5 @@
-"""The rows of a run in bounded memory: a curve that thins itself out, and the last minute as it was."""
+"""This module keeps the rows of a run in bounded memory: a curve that is thinned when it grows, and
+all rows of the last minute."""
 
 from __future__ import annotations
 
@@ -11,11 +12,11 @@ from freewheel.core import LEARNER_TIME, WORKER_TIME
 
 Point: TypeAlias = list[float | None]
 
-MOST = 3000  # points of a curve: more than a screen has columns
+MOST = 3000  # maximum number of points of a curve, which is more than a screen has columns
 MINUTE = 60.0  # seconds
-DENSEST = 600  # rows of the last minute at most, where --log-every is short
+DENSEST = 600  # maximum number of rows of the last minute, for a short --log-every
 COLUMNS = ("wall_s", "env_steps", "return_mean", "eval_return", "steps_per_s")
-#: Columns of the last minute, and the metrics that they are.
+#: Columns of the last minute, and the metrics that they show.
 KINDS = {
     "wall_s": "wall_s",
     **{f"worker/{kind}": f"time/worker_{kind.replace('-', '_')}" for kind in WORKER_TIME},
@@ -23,39 +24,40 @@ KINDS = {
 }
 
 
-class _Kept(NamedTuple):
-    number: int  # of the row
+class _KeptPoint(NamedTuple):
+    number: int  # number of the row
     point: Point
 
 
-class Curve:
-    """Every k-th row, where k doubles when there are too many of them, and the newest."""
+class ThinnedCurve:
+    """Keeps every k-th row and the newest one. k doubles when there are too many rows."""
 
     def __init__(self) -> None:
-        self._kept: list[_Kept] = []
-        self._every, self.rows = 1, 0
+        self._kept: list[_KeptPoint] = []
+        self._every = 1
+        self.rows = 0
         self.tail: Point | None = None
-        self.turned = 0  # how often points that were there have been taken away
+        self.removals = 0  # how often existing points have been removed
 
     def add(self, row: Mapping[str, Any]) -> None:
         self.tail = numbers(row, COLUMNS)
         if self.rows % self._every == 0:
-            self._kept.append(_Kept(self.rows, self.tail))
+            self._kept.append(_KeptPoint(self.rows, self.tail))
         self.rows += 1
         if len(self._kept) > MOST:
             self._kept = self._kept[::2]
             self._every *= 2
-            self.turned += 1
+            self.removals += 1
 
     def cut(self, rows: int) -> None:
-        """Only the first so many rows hold."""
+        """Drop all rows except the first `rows`."""
         self._kept = [kept for kept in self._kept if kept.number < rows]
         self.tail = self._kept[-1].point if self._kept else None
         self.rows = rows
-        self.turned += 1
+        self.removals += 1
 
     def points(self, since: int = 0) -> list[Point]:
-        """Those of row number `since` and later."""
+        """Return the points of row number `since` and later."""
         first = len(self._kept)
         while first and self._kept[first - 1].number >= since:
             first -= 1
@@ -63,10 +65,10 @@ class Curve:
 
 
 class LastMinute:
-    """Where the time went, row by row."""
+    """Keeps where the time of the last minute went, row by row."""
 
     def __init__(self) -> None:
-        self._kept: deque[_Kept] = deque(maxlen=DENSEST)
+        self._kept: deque[_KeptPoint] = deque(maxlen=DENSEST)
 
     def add(self, number: int, row: Mapping[str, Any]) -> None:
         point = numbers(row, KINDS.values())
@@ -74,7 +76,7 @@ class LastMinute:
             return
         while self._kept and (self._kept[0].point[0] or 0.0) < now - MINUTE:
             self._kept.popleft()
-        self._kept.append(_Kept(number, point))
+        self._kept.append(_KeptPoint(number, point))
 
     def cut(self, rows: int) -> None:
         while self._kept and self._kept[-1].number >= rows:
@@ -85,12 +87,13 @@ class LastMinute:
 
 
 def numbers(row: Mapping[str, Any], names: Iterable[str]) -> Point:
-    """Values of these names; None where there is no number."""
+    """Return the values of these names. A value is None if there is no number."""
     return [number(row.get(name)) for name in names]
 
 
 def number(value: object) -> float | None:
-    """A finite number of a row, which may hold anything: others may have written it."""
+    """Return a finite number, or None. A row may hold any value, because other programs may have
+    written it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, int):

@@ -1,4 +1,5 @@
-"""One run as the page shows it, followed once for all who look at it: what is new since the last look, section by section."""
+"""This module follows one run for all clients that show it, and returns what has changed, section
+by section."""
 
 from __future__ import annotations
 
@@ -20,34 +21,34 @@ from freewheel.run.live.following import Follower
 from freewheel.run.live.status import Status, Worker
 from freewheel.sinks.messages import FILE as MESSAGES
 from freewheel.timeline.model import KINDS as LOOKS
-from freewheel_watch.curve import COLUMNS, KINDS, Curve, LastMinute, number
+from freewheel_watch.curve import COLUMNS, KINDS, LastMinute, ThinnedCurve, number
 
-TIMELINE = "timeline.json"  # the last minute of a run that was started with --trace
+TIMELINE = "timeline.json"  # last minute of a run that was started with --trace
 TIMELINE_SIZE = 16 << 20  # bytes
-ALERT = 10.0  # seconds for which a worker that has died stays red, however soon it was replaced
-SILENT = 6.0  # seconds without a status after which a trainer that runs is called silent
-NEWEST = 30  # messages that are shown
-TAIL = 1 << 16  # bytes in which they are looked for
-#: Sections that those who only compare a run need as well.
+ALERT = 10.0  # seconds for which a worker that has died stays red, even if it was replaced at once
+SILENT = 6.0  # seconds without a status after which an active trainer is called silent
+NEWEST = 30  # number of messages that are shown
+TAIL = 1 << 16  # number of last bytes that are searched for messages
+#: Sections that are also needed by clients that only compare a run.
 SHARED = ("about", "head", "tail")
 WHY = {
-    "starting": "its trainer begins",
-    "running": "its trainer is at work",
-    "silent": "its trainer is there, but has not said a word for a while: it is stopped, or the machine is overloaded",
-    "ended": "it has done what was asked",
+    "starting": "its trainer is starting",
+    "running": "its trainer is running",
+    "silent": "its trainer exists but has not written its status for a while: it is stopped, or the machine is overloaded",
+    "ended": "its budget is spent",
     "failed": "it ended with an error",
-    "interrupted": "it was stopped; freewheel resume goes on with it",
-    "gone": "its trainer is gone without a summary: it was killed; freewheel resume goes on with it",
+    "interrupted": "it was stopped; freewheel resume continues it",
+    "gone": "its trainer was killed before it wrote a summary; freewheel resume continues it",
 }
 STATE_WORDS = {
-    "construct": ("starts", "Its environment is being made."),
-    "reset": ("resets", "The environment begins an episode."),
+    "construct": ("starts", "Its environment is being created."),
+    "reset": ("resets", "The environment starts an episode."),
     "step": ("steps", "The environment takes a step, or the policy chooses an action."),
     "wait-credit": ("waits: learner", SHARES["worker"]["wait-credit"]),
     "wait-slot": ("waits: queue", SHARES["worker"]["wait-slot"]),
     "wait-gate": ("waits: others", SHARES["worker"]["wait-gate"]),
     "down": ("down", SHARES["worker"]["down"]),
-    "lost": ("lost", "It was given up, because it failed again and again."),
+    "lost": ("lost", "It was given up, because it failed repeatedly."),
     "pending": ("pending", "The cluster has no room for it yet."),
 }
 STATE_COLORS = {"construct": "#8a6fd1", "down": "#d02a1e", "lost": "#d02a1e", "pending": "#8a6fd1"}
@@ -55,7 +56,7 @@ UNITS = {"steps_per_s": "steps/s", "updates_per_s": "updates/s"}
 
 
 def words() -> dict[str, Any]:
-    """What kinds of time and states of workers are called, mean and look like."""
+    """Return the names, meanings and colours of the kinds of time and of the states of workers."""
     states = {
         state: {
             "label": STATE_WORDS[state][0],
@@ -70,24 +71,28 @@ def words() -> dict[str, Any]:
 HELLO = {"columns": COLUMNS, "kinds": list(KINDS)}
 
 
-class Feed:
-    """A run directory. `poll` looks at it; `news` and `everything` are what a client has to be told."""
+class RunFeed:
+    """Follows a run directory. `poll` reads it. `news` and `everything` return messages for
+    clients."""
 
     def __init__(self, name: str, path: Path) -> None:
-        self.name, self.path = name, path
+        self.name = name
+        self.path = path
         self._follower = Follower(path)
-        self._curve, self._minute = Curve(), LastMinute()
-        self._row: dict[str, Any] = {}  # the newest one
+        self._curve = ThinnedCurve()
+        self._minute = LastMinute()
+        self._row: dict[str, Any] = {}  # the newest row
         self._setup: targets.Setup | None = None
-        self._sections: dict[str, str] = {}  # as JSON
-        self._told: dict[str, str] = {}
-        self._rows_told, self._turns_told = 0, 0
-        self.more = True  # there is more to read at once
+        self._sections: dict[str, str] = {}  # JSON text of each section
+        self._sent: dict[str, str] = {}
+        self._rows_sent = 0
+        self._removals_sent = 0
+        self.more = True  # whether more can be read at once
 
     def poll(self) -> None:
-        """Look at the directory."""
+        """Read the directory."""
         news = self._follower.poll()
-        if news.kept < self._curve.rows:  # a resume has cut them
+        if news.kept < self._curve.rows:  # a resume has removed rows
             self._curve.cut(news.kept)
             self._minute.cut(news.kept)
         for row in news.rows:
@@ -103,12 +108,14 @@ class Feed:
         self._sections = {name: json.dumps(value, allow_nan=False) for name, value in self._now().items()}
 
     def news(self) -> tuple[str, str] | None:
-        """What has changed since this was last asked: for those who have it open, and for those who compare it. None: nothing."""
-        changed = {name: text for name, text in self._sections.items() if self._told.get(name) != text}
-        if self._curve.turned != self._turns_told:
+        """Return what has changed since the last call, or None. The first text is for clients that
+        have the run open, and the second one for clients that compare it."""
+        changed = {name: text for name, text in self._sections.items() if self._sent.get(name) != text}
+        if self._curve.removals != self._removals_sent:
             self._remember()
             return self.everything(), self.everything(shared=True)
-        points, recent = self._curve.points(self._rows_told), self._minute.points(self._rows_told)
+        points = self._curve.points(self._rows_sent)
+        recent = self._minute.points(self._rows_sent)
         self._remember()
         if not changed and not points:
             return None
@@ -116,12 +123,14 @@ class Feed:
         return self._message(changed, points, recent), self._message(few, points, [])
 
     def everything(self, *, shared: bool = False) -> str:
-        """For a client that knows nothing yet."""
+        """Return the whole state for a client that knows nothing yet."""
         sections = {name: text for name, text in self._sections.items() if not shared or name in SHARED}
         return self._message(sections, self._curve.points(), [] if shared else self._minute.points(), full=True)
 
     def _remember(self) -> None:
-        self._told, self._rows_told, self._turns_told = self._sections, self._curve.rows, self._curve.turned
+        self._sent = self._sections
+        self._rows_sent = self._curve.rows
+        self._removals_sent = self._curve.removals
 
     def _message(
         self, sections: Mapping[str, str], points: Sequence[Any], recent: Sequence[Any], *, full: bool = False
@@ -134,7 +143,9 @@ class Feed:
     # ------------------------------------------------------------------------------------------------------------ sections
 
     def _now(self) -> dict[str, Any]:
-        config, status, summary = self._follower.config or {}, self._follower.status, self._follower.summary
+        config = self._follower.config or {}
+        status = self._follower.status
+        summary = self._follower.summary
         running = self._follower.state == "running"
         alive = status if running and status is not None and status.state == "running" else None
         return {
@@ -154,7 +165,8 @@ class Feed:
         return "silent" if state == "running" and alive is not None and alive.age > SILENT else state
 
     def _messages(self, summary: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """What the run has told, the newest first; before that how it ended, and what is wrong with its files."""
+        """Return the end of the run and problems of its files, followed by its messages, the newest
+        first."""
         ended = summary or {}
         listed = ended.get("problems")
         texts = [ended.get("error"), ended.get("advice"), *(listed if isinstance(listed, list) else ())]
@@ -169,7 +181,7 @@ class Feed:
 
 
 def read_timeline(run: Path) -> bytes | None:
-    """timeline.json of a run, as it is, if it is an object of JSON; None: there is none."""
+    """Return timeline.json of a run unchanged, or None if there is no JSON object."""
     try:
         data = content(run / TIMELINE, TIMELINE_SIZE)
         parse_json(data, TIMELINE, TIMELINE_SIZE)
@@ -179,25 +191,26 @@ def read_timeline(run: Path) -> bytes | None:
 
 
 def read_messages(run: Path) -> list[dict[str, Any]]:
-    """What a run has told last, the newest first."""
+    """Return the last messages of a run, the newest first."""
     found: list[dict[str, Any]] = []
     with suppress(FileError):
-        for line in reversed(tail(run / MESSAGES, TAIL)[-10 * NEWEST :]):  # some may be damaged
+        for line in reversed(tail(run / MESSAGES, TAIL)[-10 * NEWEST :]):  # more lines, because some may be damaged
             with suppress(FileError):
-                told = parse_json(line, MESSAGES)
-                if isinstance(text := told.get("text"), str):
-                    found.append({"text": text[:2000], "wall_s": number(told.get("wall_s"))})
+                message = parse_json(line, MESSAGES)
+                if isinstance(text := message.get("text"), str):
+                    found.append({"text": text[:2000], "wall_s": number(message.get("wall_s"))})
     return found[:NEWEST]
 
 
 def _compact(rows: Sequence[Any]) -> str:
-    """Numbers with six digits are more than a screen can show."""
+    """Return rows as compact JSON. Six decimal places are more than a screen can show."""
     short = [[round(value, 6) if isinstance(value, float) else value for value in row] for row in rows]
     return json.dumps(short, allow_nan=False, separators=(",", ":"))
 
 
 def clean(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers of a row, and rows that were dropped by cause; others may have written it."""
+    """Return the numbers of a row and its dropped rows by cause. Other values are removed, because
+    other programs may have written the row."""
     found: dict[str, Any] = {name: number(value) for name, value in row.items()}
     dropped = row.get("dropped")
     counts = dropped.items() if isinstance(dropped, Mapping) else ()
@@ -237,7 +250,7 @@ def _head(
 def _tiles(
     row: Mapping[str, Any], setup: targets.Setup | None, summary: Mapping[str, Any] | None, status: Status | None
 ) -> list[dict[str, Any]]:
-    """Scores first, then what `targets` judges, then counts."""
+    """Return the scores, the figures that `targets` judges, and the counts, in this order."""
     ended = summary or {}
     best = number(ended.get("best_eval")) if summary else None if status is None else status.done.best_eval
     episodes = row.get("return_episodes")
@@ -271,7 +284,7 @@ def _help(name: str) -> str:
 
 def _lag(row: Mapping[str, Any]) -> str:
     lag = row.get("lag_mean")
-    return "" if lag is None else f"data {lag:.2g} updates old"
+    return "" if lag is None else f"data is {lag:.2g} updates old"
 
 
 def _worker(worker: Worker) -> dict[str, Any]:
@@ -284,7 +297,8 @@ def _worker(worker: Worker) -> dict[str, Any]:
 
 
 def _learner(status: Status) -> list[dict[str, Any]]:
-    learner, evaluator = status.learner, status.evaluator
+    learner = status.learner
+    evaluator = status.evaluator
     parts: list[tuple[str, str, float, str | None]] = [("Learner", learner.doing, learner.since_s, learner.waits_for)]
     if evaluator is not None and evaluator.doing != "idle":
         doing = f"{evaluator.doing}, {evaluator.ended} of {evaluator.episodes} episodes have ended"
@@ -294,7 +308,8 @@ def _learner(status: Status) -> list[dict[str, Any]]:
 
 
 def _ledger(row: Mapping[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of the newest row; of a run that has ended, of its summary, which knows what was dropped last."""
+    """Return the ledger of the newest row. A run that has ended uses its summary, which knows what
+    was dropped last."""
     known = clean(summary) if summary is not None and number(summary.get("produced")) is not None else row
     if known.get("produced") is None:
         return None

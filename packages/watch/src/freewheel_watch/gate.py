@@ -1,8 +1,9 @@
-"""Who may read the page: requests to this machine by its own name, from the browser that opened the printed address.
+"""This module decides who may read the page. It accepts requests to this machine by its name, from
+the browser that opened the printed address.
 
-The address has a token that works once. It is exchanged for a cookie that scripts cannot read and that requests of other sites do
-not carry. A page elsewhere whose name leads to 127.0.0.1 (DNS rebinding) is refused by the Host header, and nothing but GET and
-HEAD is answered at all: there is nothing here that could be changed.
+The address has a token that works once. It is exchanged for a cookie that scripts cannot read and
+that requests of other sites do not carry. The Host header protects against pages elsewhere whose
+name leads to 127.0.0.1 (DNS rebinding). Only GET and HEAD are answered, and they change nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from urllib.parse import parse_qs
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-ADDRESS = "127.0.0.1"  # the only one that is ever listened on
-NAMES = (ADDRESS, "localhost")  # hosts that a browser may ask for, with any port: it may come through a tunnel
+ADDRESS = "127.0.0.1"  # the only address that the server listens on
+NAMES = (ADDRESS, "localhost")  # hosts that a browser may ask for, with any port, because it may come through a tunnel
 METHODS = ("GET", "HEAD")
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
@@ -28,22 +29,23 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-#: A page that goes on by itself, because a browser sends a SameSite=Strict cookie only where the page before is of the same site:
-#: a redirect would not do for a link in a web terminal.
+#: A page that continues by itself. A browser sends a SameSite=Strict cookie only if the page before is of the same site,
+#: so a redirect would not work for a link in a web terminal.
 WELCOME = b"""<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">
-<title>Freewheel</title><p><a href="/">Go on</a></p></html>"""
-USED = "this address has been used, or is not the one that was printed: stop `freewheel watch` and start it again for a new one\n"
+<title>Freewheel</title><p><a href="/">Continue</a></p></html>"""
+USED = "this address has been used already or is not the one that was printed; restart `freewheel watch` to get a new one\n"
 STRANGER = "open the address that `freewheel watch` has printed\n"
 
 
-class Gate:
-    """In front of the application: it passes on what may be read, and signs every answer with the headers above."""
+class AccessGate:
+    """Protects the application. It forwards permitted requests and adds the headers above to every
+    answer."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app
         self._token: str | None = secrets.token_urlsafe(32)
         self._session = secrets.token_urlsafe(32)
-        self._cookie = f"freewheel-watch-{port}"  # cookies do not tell ports apart
+        self._cookie = f"freewheel-watch-{port}"  # cookies do not distinguish ports
         self.address = f"http://{ADDRESS}:{port}/?token={self._token}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,13 +75,13 @@ class Gate:
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or hosts[0].partition(":")[0].lower() not in NAMES:
-            return 421, f"this page is served as {ADDRESS} and localhost only\n"
+            return 421, f"this page is available as {ADDRESS} and localhost only\n"
         if scope["method"] not in METHODS:
-            return 405, "nothing can be changed here: GET and HEAD only\n"
+            return 405, "only GET and HEAD are allowed, because nothing can be changed here\n"
         return None
 
     def _knows(self, scope: Scope) -> bool:
-        """Whether the browser has the cookie."""
+        """Return whether the browser has the cookie."""
         text = "; ".join(value.decode("latin-1") for name, value in scope["headers"] if name == b"cookie")
         try:
             found = SimpleCookie(text).get(self._cookie)
@@ -88,7 +90,7 @@ class Gate:
         return found is not None and secrets.compare_digest(found.value.encode(), self._session.encode())
 
     def _spend(self, token: str) -> bool:
-        """Whether this is the token; from now on there is none."""
+        """Return whether this is the token. A correct token is used up."""
         if self._token is None or not secrets.compare_digest(token.encode(), self._token.encode()):
             return False
         self._token = None

@@ -1,6 +1,8 @@
-"""Between run directories and browsers: every run that somebody looks at is read once, and told to all who do.
+"""This module connects run directories with browsers. Every run that clients show is read once, and
+all of them get the news.
 
-Whoever does not take what is told is dropped, so that nothing piles up; browsers come back by themselves and begin anew.
+A client that does not take its messages is dropped, so that they do not accumulate. Browsers
+reconnect by themselves and start again.
 """
 
 from __future__ import annotations
@@ -17,31 +19,31 @@ from typing import Any
 from freewheel.errors import FileError, text_of
 from freewheel.files.output import complain
 from freewheel.run.live.status import STATUS
-from freewheel_watch.feed import HELLO, Feed, words
+from freewheel_watch.feed import HELLO, RunFeed, words
 from freewheel_watch.listing import RunEntry, list_runs
 
-LOOK = 0.2  # seconds between two looks at when a status was written
+LOOK = 0.2  # seconds between two checks whether a status was written
 POLL = 1.0  # seconds after which a run is read in any case
-LIST = 2.0  # seconds between two lists of runs; more where a list takes long
-LIST_SHARE = 0.05  # of the time that lists may take
-KEEP = 30.0  # seconds that a run nobody looks at any more is remembered
+LIST = 2.0  # seconds between two lists of runs; more if a list takes long
+LIST_SHARE = 0.05  # maximum share of time for lists
+KEEP = 30.0  # seconds for which a run without clients is remembered
 BACKLOG = 64  # messages that may wait for a client
-ALIVE = 5.0  # seconds without news after which a client is told that nobody has died
+ALIVE = 5.0  # seconds without news after which a client gets a sign of life
 MOST_CLIENTS = 100
-MOST_RUNS = 12  # of one client
-LISTED = 500  # runs, the newest
+MOST_RUNS = 12  # runs of one client
+LISTED = 500  # number of newest runs in a list
 
 
-class Client:
-    """Somebody who looks at runs: the first is open, the others are compared with it."""
+class PageClient:
+    """A browser page that shows runs. The first run is open, and the others are compared with it."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)
-        self.untold = set(names)  # those of which it knows nothing yet
+        self.unsent = set(names)  # runs of which the client knows nothing yet
         self.gone = False
         self._waiting: asyncio.Queue[bytes | None] = asyncio.Queue(BACKLOG + 1)
 
-    def tell(self, kind: str, text: str) -> None:
+    def send(self, kind: str, text: str) -> None:
         if self.gone:
             return
         if self._waiting.qsize() >= BACKLOG:
@@ -50,14 +52,14 @@ class Client:
             self._waiting.put_nowait(f"event: {kind}\ndata: {text}\n\n".encode())
 
     def end(self) -> None:
-        """No more; what waits is thrown away."""
+        """Send nothing more and drop the waiting messages."""
         self.gone = True
         while not self._waiting.empty():
             self._waiting.get_nowait()
         self._waiting.put_nowait(None)
 
     async def events(self) -> AsyncIterator[bytes]:
-        """What is told, as server-sent events, until it ends."""
+        """Yield the messages as server-sent events until the client ends."""
         while True:
             try:
                 message = await asyncio.wait_for(self._waiting.get(), ALIVE)
@@ -68,16 +70,16 @@ class Client:
             yield message
 
 
-class _Watched:
-    """A run that somebody looks at, or did a moment ago."""
+class _WatchedFeed:
+    """A run that clients show or have shown recently."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: RunFeed) -> None:
         self.feed = feed
         self.status = 0  # when its status was written
         self.polled = 0.0  # when it was read; 0: never
-        self.reading = False  # at this moment, in a thread
-        self.wanted = time.monotonic()  # when somebody last looked
-        self.failed = False  # it could not be read, and this has been told
+        self.reading = False  # whether a thread is reading it now
+        self.wanted = time.monotonic()  # when it last had a client
+        self.failed = False  # whether it could not be read, and this has been reported
 
     def due(self, now: float) -> bool:
         written = 0
@@ -89,16 +91,17 @@ class _Watched:
         return False
 
 
-class Hub:
-    """All runs of a directory, and all who look at them."""
+class RunHub:
+    """Holds all runs of a directory and all clients."""
 
     def __init__(self, directory: Path, chosen: str | None = None) -> None:
-        """chosen: the run that is opened first; None: the newest one that runs."""
-        self.directory, self._chosen = directory, chosen
-        self._clients: set[Client] = set()
-        self._watched: dict[str, _Watched] = {}
+        """Create the hub. `chosen` is the run to open first; None stands for the newest active run."""
+        self.directory = directory
+        self._chosen = chosen
+        self._clients: set[PageClient] = set()
+        self._watched: dict[str, _WatchedFeed] = {}
         self._entries: dict[str, RunEntry] = {}
-        self._listing = ""  # as told last
+        self._listing = ""  # the last list that was sent
         self._closed = False
 
     @property
@@ -106,28 +109,29 @@ class Hub:
         return len(self._clients)
 
     def find(self, name: str) -> Path | None:
-        """The directory of a run that is listed. What a browser says is looked up, and never made part of a path."""
+        """Return the directory of a listed run. A name from a browser is only looked up and never
+        becomes part of a path."""
         entry = self._entries.get(name)
         return None if entry is None else entry.path
 
-    def join(self, names: Sequence[str]) -> Client | None:
-        """A new client; None: there are too many."""
+    def join(self, names: Sequence[str]) -> PageClient | None:
+        """Add a client. Return None if there are too many."""
         if self._closed or len(self._clients) >= MOST_CLIENTS:
             return None
-        client = Client([name for name in dict.fromkeys(names) if name in self._entries][:MOST_RUNS])
+        client = PageClient([name for name in dict.fromkeys(names) if name in self._entries][:MOST_RUNS])
         self._clients.add(client)
-        client.tell("hello", json.dumps({**HELLO, "words": words()}))
-        client.tell("runs", self._listing)
+        client.send("hello", json.dumps({**HELLO, "words": words()}))
+        client.send("runs", self._listing)
         for name in client.names:
             if name not in self._watched:
-                self._watched[name] = _Watched(Feed(name, self._entries[name].path))
+                self._watched[name] = _WatchedFeed(RunFeed(name, self._entries[name].path))
             watched = self._watched[name]
             watched.wanted = time.monotonic()
             if watched.polled and not watched.reading:
-                self._tell(watched, client, None)
+                self._send(watched, client, None)
         return client
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: PageClient) -> None:
         client.end()
         self._clients.discard(client)
 
@@ -137,7 +141,7 @@ class Hub:
             client.end()
 
     async def run(self) -> None:
-        """Until it is closed: list runs, read those that are looked at, tell what is new."""
+        """List runs, read those that have clients, and send what is new, until the hub is closed."""
         lists = asyncio.create_task(self._list_now_and_then())
         try:
             while not self._closed:
@@ -149,8 +153,9 @@ class Hub:
         finally:
             lists.cancel()
 
-    async def _read(self, watched: _Watched) -> None:
-        watched.reading, watched.polled = True, time.monotonic()
+    async def _read(self, watched: _WatchedFeed) -> None:
+        watched.reading = True
+        watched.polled = time.monotonic()
         try:
             await asyncio.to_thread(watched.feed.poll)
         except Exception as error:  # noqa: BLE001 - a run that cannot be shown must not end the page of the others
@@ -162,17 +167,17 @@ class Hub:
             watched.reading = False
         news = watched.feed.news()
         for client in [one for one in self._clients if watched.feed.name in one.names]:
-            self._tell(watched, client, news)
+            self._send(watched, client, news)
 
-    def _tell(self, watched: _Watched, client: Client, news: tuple[str, str] | None) -> None:
-        """A client of a run: all, if it knows nothing yet, or what is new."""
+    def _send(self, watched: _WatchedFeed, client: PageClient, news: tuple[str, str] | None) -> None:
+        """Send a run to a client: everything if it knows nothing yet, otherwise the news."""
         name = watched.feed.name
         shared = client.names[0] != name
-        if name in client.untold:
-            client.untold.discard(name)
-            client.tell("run", watched.feed.everything(shared=shared))
+        if name in client.unsent:
+            client.unsent.discard(name)
+            client.send("run", watched.feed.everything(shared=shared))
         elif news is not None:
-            client.tell("run", news[shared])
+            client.send("run", news[shared])
         if client.gone:
             self._clients.discard(client)
 
@@ -192,23 +197,24 @@ class Hub:
             await asyncio.sleep(max(LIST, (time.monotonic() - began) / LIST_SHARE))
 
     async def list_runs(self) -> None:
-        """Look which runs there are; before anybody joins, and now and then."""
+        """Update the list of runs. This is called before the first client joins and then at
+        intervals."""
         try:
             found = await asyncio.to_thread(list_runs, self.directory, lambda: self._closed)
-        except FileError:  # it is not there yet
+        except FileError:  # the directory does not exist yet
             found = []
         self._entries = {entry.name: entry for entry in found[:LISTED]}
         if self._chosen is not None and self._chosen not in self._entries:
             self._entries |= {entry.name: entry for entry in found if entry.name == self._chosen}
-        told = {"runs": [_listed(one) for one in self._entries.values()], "place": str(self.directory)}
-        text = json.dumps({**told, "newest": self._first()})
+        listing = {"runs": [_listed(one) for one in self._entries.values()], "place": str(self.directory)}
+        text = json.dumps({**listing, "newest": self._first()})
         if text != self._listing:
             self._listing = text
             for client in list(self._clients):
-                client.tell("runs", text)
+                client.send("runs", text)
 
     def _first(self) -> str | None:
-        """The run to open first."""
+        """Return the name of the run to open first."""
         if self._chosen in self._entries:
             return self._chosen
         running = (name for name, entry in self._entries.items() if entry.state == "running")

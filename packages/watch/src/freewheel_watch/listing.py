@@ -1,4 +1,5 @@
-"""Which runs there are in a directory, and how they stand: read from the few files that say it, whatever state these are in."""
+"""This module lists the runs of a directory with their states. It reads a few small files of each
+run and tolerates any damage to them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ MEMBER = re.compile(r"(?P<group>.+)-s\d+")
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """One run directory."""
+    """Describes one run directory."""
 
     name: str
     path: Path
@@ -39,13 +40,14 @@ class RunEntry:
     best: float | None = None  # greedy return of the best weights
     returned: float | None = None  # mean return of the latest training episodes
     state: str = "gone"  # one of following.STATES, or damaged
-    updated: float = 0.0  # when something was last written, unix seconds
-    group: str = ""  # the name of the command with --seeds that it belongs to
+    updated: float = 0.0  # when a file was last written, in unix seconds
+    group: str = ""  # name of the --seeds command that started it
     problem: str = ""  # what is wrong with the directory, or why the run failed
 
 
 def list_runs(directory: Path, over: Callable[[], bool] = lambda: False) -> list[RunEntry]:
-    """All runs of a directory, the newest first. What is no run directory is passed over; `over`: nobody waits any more."""
+    """Return all runs of a directory, the newest first. Other directories are ignored. The listing
+    stops when `over` returns True."""
     try:
         with os.scandir(directory) as found:
             entries = list(found)
@@ -58,8 +60,10 @@ def list_runs(directory: Path, over: Callable[[], bool] = lambda: False) -> list
 
 
 def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
-    """The run in this directory; None: there is none. groups: names of commands with --seeds."""
-    name, folder = folder.name, typed(folder)
+    """Return the run in this directory, or None if there is none. `groups` are the names of
+    commands with --seeds."""
+    name = folder.name
+    folder = typed(folder)
     updated = max((_written(folder / name) for name in (CONFIG, METRICS, STATUS, SUMMARY, LOCK)), default=0.0)
     if not updated:
         return None
@@ -70,7 +74,7 @@ def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
     summary = _object(folder / SUMMARY, problems) if _written(folder / SUMMARY) else None
     state = state_of(folder, summary)
     known = {} if summary is not None else _object(folder / STATUS, []) or read.newest_row(folder / METRICS)
-    told: Mapping[str, Any] = summary or {} if summary is not None else known or {}
+    facts: Mapping[str, Any] = summary or {} if summary is not None else known or {}
     if problems and state != "running":
         state = "damaged"
     failed = summary.get("error") if summary is not None and state == "failed" else ""
@@ -81,10 +85,10 @@ def read_entry(folder: Path, groups: set[str] | None = None) -> RunEntry | None:
         algo=printable(_found(config, "algo", str) or ""),
         mode=printable(_found(config, "mode", str) or ""),
         seed=_found(config, "seed", int),
-        steps=_found(told, "env_steps", int),
-        wall_s=_number(told, "wall_s"),
-        best=_number(told, "best_eval"),
-        returned=_number(told, "return_mean"),
+        steps=_found(facts, "env_steps", int),
+        wall_s=_number(facts, "wall_s"),
+        best=_number(facts, "best_eval"),
+        returned=_number(facts, "return_mean"),
         state=state,
         updated=updated,
         group=group,
@@ -107,7 +111,7 @@ def _object(path: Path, problems: list[str]) -> Mapping[str, Any] | None:
 
 
 def _found(found: Mapping[str, Any] | None, name: str, kind: type[T]) -> T | None:
-    """What a file says under this name, if it is of this kind."""
+    """Return the value of this name if it has this type."""
     value = (found or {}).get(name)
     return value if isinstance(value, kind) and not isinstance(value, bool) else None
 

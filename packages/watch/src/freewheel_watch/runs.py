@@ -1,4 +1,4 @@
-"""The command `freewheel runs`: which runs there are, and how they stand."""
+"""This module implements the command `freewheel runs`, which lists runs and their states."""
 
 from __future__ import annotations
 
@@ -22,27 +22,31 @@ if TYPE_CHECKING:
     from freewheel_watch.listing import RunEntry
 
 COLOURS = {"running": "green", "failed": "red", "damaged": "red", "gone": "yellow", "interrupted": "yellow"}
-UNCUT = 100_000  # columns of an output that is no terminal: nothing is cut or folded there
+UNCUT = 100_000  # columns of an output that is not a terminal, so that nothing is cut or folded
 COLUMNS = ("run", "env", "algo", "mode", "seed", "steps", "best", "state", "written", "")
 NUMBERS = ("seed", "steps", "best", "written")
-KEPT, ROOM, GAP = 30, 90, 2  # columns that a long name keeps on a narrow terminal; that the others take; between two
+KEPT = 30  # characters that a long name keeps on a narrow terminal
+ROOM = 90  # characters that the other columns take together
+GAP = 2  # characters between two columns
 UNITS = ((60, "s"), (60, "min"), (24, "h"), (7, "d"), (52, "w"))
 
 
 @dataclass(frozen=True)
 class RunsOptions:
-    """List runs, the newest first: what they train, how far they are, their best greedy return, and their state.
+    """List runs, the newest first: what they train, their progress, their best greedy return, and
+    their state.
 
-    States: running; ended (its budget is spent), failed, interrupted; gone (its process has ended without a summary: `resume`
-    goes on); damaged (its files cannot be read). Runs of one command with --seeds stand together.
+    States: running; ended (its budget is spent); failed; interrupted; gone (its process ended
+    without a summary, and `resume` continues it); damaged (its files cannot be read). Runs of one
+    command with --seeds form a group.
     """
 
     runs_dir: str = "runs"
-    """The directory that contains the runs, or one run. Also the first word."""
+    """The directory that contains the runs, or one run. The first positional argument also sets it."""
     last: Annotated[int | None, Range(least=1)] = None
-    """Only so many, the newest."""
+    """List only this number of newest runs."""
     json: bool = False
-    """As JSON, one object a run."""
+    """Print JSON with one object for each run."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -85,7 +89,7 @@ def _show(entries: Sequence[RunEntry], where: str) -> None:
 
 
 def table(entries: Sequence[RunEntry], now: float, width: int) -> Table:
-    """The runs as they are listed, in so many columns; the members of a group follow a line about it."""
+    """Return a table of the runs in `width` columns. A group has a line that its members follow."""
     from rich.table import Table
 
     rows = []
@@ -97,7 +101,7 @@ def table(entries: Sequence[RunEntry], now: float, width: int) -> Table:
     left = width - GAP
     for name, cells in zip(COLUMNS, zip(*rows, strict=True), strict=True):
         widest = max(len(name), *(cell.cell_len for cell in cells))
-        # Names are cut at KEPT on a narrow terminal; what is wrong with a run, in the last column, takes what is left.
+        # Names are cut at KEPT on a narrow terminal. The problem of a run, in the last column, takes the rest.
         taken = min(widest, KEPT if name and left < widest + ROOM else max(left, 1) if not name else widest)
         left -= taken + GAP
         shown.add_column(name, justify="right" if name in NUMBERS else "left", no_wrap=True, width=taken)
@@ -107,7 +111,8 @@ def table(entries: Sequence[RunEntry], now: float, width: int) -> Table:
 
 
 def grouped(entries: Sequence[RunEntry]) -> Iterator[tuple[RunEntry, Sequence[RunEntry]]]:
-    """Each run alone, or the newest of a group with all of them by seed; the newest first."""
+    """Yield each run alone, or the newest run of a group with all its members by seed. The newest
+    runs come first."""
     groups: dict[str, list[RunEntry]] = {}
     for entry in entries:
         groups.setdefault(entry.group or f"/{entry.name}", []).append(entry)
@@ -136,7 +141,7 @@ def _cells(entry: RunEntry, now: float, name: str, members: Sequence[RunEntry] =
 
 
 def age(seconds: float) -> str:
-    """How long ago, in one unit."""
+    """Return how long ago something was, in one unit."""
     left = max(0.0, seconds)
     for size, unit in UNITS:
         if left < size:
@@ -148,7 +153,7 @@ def age(seconds: float) -> str:
 COMMAND = Command(
     name="runs",
     argument="[DIR]",
-    summary="list runs: what they train, how far they are, their best return and their state",
+    summary="list runs with their settings, progress, best return and state",
     options=lambda _: RunsOptions,
     run=_run,
     order=2,

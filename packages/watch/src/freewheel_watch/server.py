@@ -1,4 +1,4 @@
-"""The server of the page: a few answers to GET, behind a gate, on 127.0.0.1."""
+"""This module serves the page on 127.0.0.1. It answers a few GET requests behind a gate."""
 
 from __future__ import annotations
 
@@ -24,26 +24,27 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from freewheel.errors import SetupError
 from freewheel.files.output import complain
 from freewheel_watch.feed import read_timeline
-from freewheel_watch.gate import ADDRESS, Gate
-from freewheel_watch.hub import Client, Hub
+from freewheel_watch.gate import ADDRESS, AccessGate
+from freewheel_watch.hub import PageClient, RunHub
 
-PORT = 8765  # where none is asked for; any free one if it is taken
-STUCK = 30_000  # milliseconds after which the kernel ends a connection whose other side takes nothing
-BUFFER = 1 << 18  # bytes that the kernel holds for one client
-GRACE = 2  # seconds for answers that are under way when the server ends
-BACKLOG = 64  # connections that are accepted at a time
-MOST_WAITING = 64  # connections without a whole request; a new one takes the place of the oldest
-WHOLE = 10.0  # seconds until a connection has to have sent a whole request, from its beginning or from the last answer
-SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of descriptors or memory
-AGAIN = 60.0  # seconds between two lines about the same shortage
+PORT = 8765  # default port; any free one if it is taken
+STUCK = 30_000  # milliseconds after which the kernel closes a connection whose other side reads nothing
+BUFFER = 1 << 18  # bytes that the kernel buffers for one client
+GRACE = 2  # seconds that answers have to finish when the server ends
+BACKLOG = 64  # connections that wait to be accepted
+MOST_WAITING = 64  # connections without a whole request; a new one replaces the oldest
+WHOLE = 10.0  # seconds in which a connection must send a whole request after it was opened or answered
+SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # out of descriptors or memory
+AGAIN = 60.0  # seconds between two messages about the same shortage
 EVENTS = "text/event-stream"
 
 
 @cache
 def files() -> Mapping[str, tuple[bytes, str]]:
-    """All that is served as it is, by name: content and type. Nothing else is read for a browser, whatever it asks for."""
+    """Return the content and type of all static files by name. Requests cannot read any other file."""
     here = Path(__file__).parent
-    own, drawn = here / "static", here / "timeline"
+    own = here / "static"
+    drawn = here / "timeline"
     found = {str(path.relative_to(own)): path for path in own.rglob("*") if path.is_file()}
     found |= {name: drawn / name for name in ("gantt.js", "gantt.css")}
     return {name: (path.read_bytes(), _type(path)) for name, path in found.items()}
@@ -54,8 +55,8 @@ def _type(path: Path) -> str:
     return f"{kind or 'text/plain'}; charset=utf-8"
 
 
-def application(hub: Hub) -> Starlette:
-    """What is behind the gate."""
+def application(hub: RunHub) -> Starlette:
+    """Return the application behind the gate."""
 
     async def page(_: Request) -> Response:
         return _file("index.html")
@@ -79,7 +80,7 @@ def application(hub: Hub) -> Starlette:
         client = hub.join(request.query_params.getlist("run"))
         if client is None:
             return PlainTextResponse("too many pages are open\n", 503)
-        return StreamingResponse(_told(hub, client), media_type=EVENTS)
+        return StreamingResponse(_event_stream(hub, client), media_type=EVENTS)
 
     answers = {"/": page, "/favicon.ico": nothing, "/static/{name:path}": static}
     answers |= {"/timeline": timeline_of, "/events": events}
@@ -91,7 +92,7 @@ def _file(name: str) -> Response:
     return PlainTextResponse("not found\n", 404) if found is None else Response(found[0], media_type=found[1])
 
 
-async def _told(hub: Hub, client: Client) -> AsyncIterator[bytes]:
+async def _event_stream(hub: RunHub, client: PageClient) -> AsyncIterator[bytes]:
     try:
         async for message in client.events():
             yield message
@@ -100,12 +101,15 @@ async def _told(hub: Hub, client: Client) -> AsyncIterator[bytes]:
 
 
 def listen(port: int | None) -> socket.socket:
-    """A socket of this machine only; SetupError if the port is taken. None: the usual port, or any."""
+    """Return a socket of this machine only. None selects the usual port or any free one. Raise
+    SetupError if the port is taken."""
     for wanted in (PORT, 0) if port is None else (port,):
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK)  # connections inherit all of these
+        listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK
+        )  # connections inherit all of these options
         try:
             listener.bind((ADDRESS, wanted))
             listener.listen(BACKLOG)
@@ -117,10 +121,11 @@ def listen(port: int | None) -> socket.socket:
     raise SetupError(f"cannot listen on port {port}: {reason}; choose another --port, or leave it out")
 
 
-class _Connection(H11Protocol):
-    """One that sends no whole request in time is closed, and of too many of these the oldest: others are still answered."""
+class _TimedConnection(H11Protocol):
+    """Closes a connection that does not send a whole request in time. If there are too many of
+    them, the oldest is closed, so that others are still answered."""
 
-    waiting: ClassVar[dict[_Connection, asyncio.TimerHandle]] = {}  # the oldest first
+    waiting: ClassVar[dict[_TimedConnection, asyncio.TimerHandle]] = {}  # the oldest first
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -153,8 +158,9 @@ class _Connection(H11Protocol):
             timer.cancel()
 
 
-class _Shortage:
-    """Tells in a line that a connection could not be accepted; asyncio tries again after a second."""
+class _ShortageReporter:
+    """Reports in a line that a connection could not be accepted. asyncio tries again after a
+    second."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -165,32 +171,33 @@ class _Shortage:
             loop.default_exception_handler(context)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + AGAIN
-            way_out = "close some, or raise the limit of open files (ulimit -n)"
+            way_out = "close some of them, or raise the limit of open files (ulimit -n)"
             complain(f"new pages have to wait, {error.strerror}: {way_out}")
 
 
-class _Server(uvicorn.Server):
-    """Ends by `should_exit` alone; who runs it has the signals."""
+class _PageServer(uvicorn.Server):
+    """Ends only by `should_exit`, because the caller handles the signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def serve(hub: Hub, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Until SIGINT or SIGTERM; `ready` is told the address."""
-    gate = Gate(application(hub), listener.getsockname()[1])
+async def serve(hub: RunHub, listener: socket.socket, ready: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM. `ready` is called with the address."""
+    gate = AccessGate(application(hub), listener.getsockname()[1])
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "date_header": False}
     plain: dict[str, Any] = {"lifespan": "off", "ws": "none", "proxy_headers": False}
     limits: dict[str, Any] = {"backlog": BACKLOG, "timeout_graceful_shutdown": GRACE}
-    config = uvicorn.Config(gate, http=_Connection, **limits, **plain, **quiet)
-    server, loop = _Server(config), asyncio.get_running_loop()
+    config = uvicorn.Config(gate, http=_TimedConnection, **limits, **plain, **quiet)
+    server = _PageServer(config)
+    loop = asyncio.get_running_loop()
 
     def end() -> None:
         server.should_exit = True
         hub.close()
 
-    loop.set_exception_handler(_Shortage())
+    loop.set_exception_handler(_ShortageReporter())
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, end)
     await hub.list_runs()

@@ -1,4 +1,5 @@
-"""A run in the terminal while it trains: `freewheel watch --tui`. It reads the run directory and nothing else."""
+"""This module implements `freewheel watch --tui`, which shows a run in the terminal. It reads only
+the run directory."""
 
 from __future__ import annotations
 
@@ -31,44 +32,44 @@ from freewheel_watch.curve import number, numbers
 from freewheel_watch.feed import budget_of
 from freewheel_watch.listing import list_runs
 
-EVERY = 0.25  # seconds between two looks
-CHOOSE = 2.0  # seconds between two looks for a newer run
-STALE = 5.0  # seconds without a status from a trainer that runs
-LONG = 2.0  # seconds in a call of an environment that are worth a place at the top
-RECENT = 10.0  # seconds after the death of a worker that are, too
+EVERY = 0.25  # seconds between two updates
+CHOOSE = 2.0  # seconds between two searches for a newer run
+STALE = 5.0  # seconds without a status after which an active trainer does not answer
+LONG = 2.0  # seconds in a call of an environment that move a worker to the top
+RECENT = 10.0  # seconds after the death of a worker in which it is at the top
 COLOURS = {"good": "green", "bad": "red", "unreachable": "yellow", "unknown": "dim"}
 RUN_COLOURS = {"running": "green", "ended": "cyan", "failed": "red", "gone": "red", "interrupted": "yellow"}
 CYAN = dict.fromkeys(("construct", "pending"), "cyan")
 WORKER_COLOURS = {"down": "bold red", "lost": "bold red", "step": "green", "reset": "green", **CYAN}
-CURVE = 12  # lines of the curve where there is room
+CURVE = 12  # lines of the curve if there is room
 COLUMNS = ("env_steps", "return_mean", "eval_return")
 
 
-class Point(NamedTuple):
-    """What is kept of a row of metrics."""
+class CurvePoint(NamedTuple):
+    """Holds what is kept of a row of metrics."""
 
     steps: float | None
     returned: float | None
     evaluated: float | None
 
 
-class Watched:
-    """One run: what its directory has told so far."""
+class FollowedRun:
+    """Holds what the directory of one run has provided so far."""
 
     def __init__(self, path: Path) -> None:
         self.follower = Follower(path)
-        self.points: list[Point] = []
+        self.points: list[CurvePoint] = []
         self.row: Mapping[str, Any] = {}
         self.setup: Setup | None = None
 
     def look(self) -> None:
-        """Read what is new, all of it."""
+        """Read everything that is new."""
         while True:
             news = self.follower.poll()
             if news.kept < len(self.points):
                 del self.points[news.kept :]
                 self.row = {}
-            self.points += [Point(*numbers(row, COLUMNS)) for row in news.rows]
+            self.points += [CurvePoint(*numbers(row, COLUMNS)) for row in news.rows]
             self.row = news.rows[-1] if news.rows else self.row
             if "config" in news.changed or self.setup is None:
                 self.setup = targets.read(self.follower.path)
@@ -76,12 +77,14 @@ class Watched:
                 return
 
 
-class View:
-    """What is on the screen: a run of this name, or of the directory the newest one that runs, else the newest."""
+class TerminalView:
+    """Chooses the run on the screen: the run of this name, or the newest active run of the
+    directory, or else its newest run."""
 
     def __init__(self, directory: Path, run: str | None = None) -> None:
-        self._directory, self._name = directory, run
-        self.watched: Watched | None = None if run is None else Watched(directory / run)
+        self._directory = directory
+        self._name = run
+        self.watched: FollowedRun | None = None if run is None else FollowedRun(directory / run)
         self._chosen = -CHOOSE
 
     def look(self) -> None:
@@ -92,21 +95,21 @@ class View:
             self.watched.look()
 
     def _choose(self) -> None:
-        """A run that is being shown stays until it has ended and another one runs."""
+        """Choose a run. The present one stays until it has ended and another one is active."""
         current = self.watched
         if current is not None and current.follower.state == "running":
             return
         try:
             found = list_runs(self._directory)
-        except FileError:  # the directory is not there yet
+        except FileError:  # the directory does not exist yet
             found = []
         running = [entry for entry in found if entry.state == "running"]
         newest = (running or ([] if current is not None else found))[:1]
         if newest and (current is None or current.follower.path != newest[0].path):
-            self.watched = Watched(newest[0].path)
+            self.watched = FollowedRun(newest[0].path)
 
     def lines(self, width: int, height: int, *, ascii_only: bool = False) -> list[Text]:
-        """At most so many lines, of so many columns."""
+        """Return at most `height` lines of at most `width` columns."""
         if self.watched is None:
             return [Text(f"no run in {self._directory} yet; it appears here when a training begins", "dim"), _keys()]
         page = _page(self.watched, width, height, ascii_only)[:height]
@@ -114,11 +117,11 @@ class View:
 
 
 def run_tui(directory: Path, run: str | None = None) -> int:
-    """Show a run until q or Ctrl-C; trainings do not notice it."""
+    """Show a run until q or Ctrl-C. Trainings are not affected."""
     out = Terminal()
     if not (out.is_terminal and sys.stdin.isatty()):
         raise SetupError("the terminal view needs a terminal; `freewheel runs` lists runs anywhere")
-    view = View(directory, run)
+    view = TerminalView(directory, run)
     with suppress(KeyboardInterrupt), _keyboard(), Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
             view.look()
@@ -128,14 +131,14 @@ def run_tui(directory: Path, run: str | None = None) -> int:
     return 0
 
 
-def _fitted(view: View, out: Console) -> RenderableType:
+def _fitted(view: TerminalView, out: Console) -> RenderableType:
     size = out.size
     return Group(*view.lines(size.width, size.height - 1, ascii_only=out.options.ascii_only))
 
 
 @contextmanager
 def _keyboard() -> Iterator[None]:
-    """Keys are read one by one, and not shown; the terminal is as before at the end."""
+    """Read keys one by one without echo, and restore the terminal at the end."""
     before = termios.tcgetattr(sys.stdin)
     try:
         tty.setcbreak(sys.stdin)
@@ -145,14 +148,17 @@ def _keyboard() -> Iterator[None]:
 
 
 def _pressed(seconds: float) -> str:
-    """The key that is pressed within this time; empty: none. The end of the input counts as q."""
+    """Return the key that is pressed within this time, or an empty text. The end of the input
+    counts as q."""
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
     return os.read(sys.stdin.fileno(), 1).decode(errors="replace") or "q" if ready else ""
 
 
-def _page(watched: Watched, width: int, height: int, ascii_only: bool) -> list[Text]:
-    """The parts from top to bottom. On a small terminal the curve shrinks, then the table of workers, then bars go."""
-    row, status = watched.row, watched.follower.status
+def _page(watched: FollowedRun, width: int, height: int, ascii_only: bool) -> list[Text]:
+    """Return the page from top to bottom. On a small terminal the curve shrinks first, then the
+    table of workers, and then bars are left out."""
+    row = watched.row
+    status = watched.follower.status
     judged = judge(row, watched.setup) if row else ()
     top = [*_header(watched), *_progress(watched, width), Text(), *_tiles(judged, width)]
     top += [*_reasons(judged)[: max(0, height - 30) // 4], Text()]
@@ -161,19 +167,23 @@ def _page(watched: Watched, width: int, height: int, ascii_only: bool) -> list[T
     least = min(len(workers), 4) + bool(workers) + 2 * bool(workers)
     room = height - len(top) - len(middle) - least - 2
     if room < 4 and height >= 12:
-        middle, room = middle[:1], height - len(top) - 1 - least - 2
+        middle = middle[:1]
+        room = height - len(top) - 1 - least - 2
     curve = _curve(watched, width, min(CURVE, max(room, 0)), ascii_only)
     rest = height - len(top) - len(middle) - len(curve) - 1
     return [*top, *curve, *middle, *_workers(workers, rest)]
 
 
 def _keys() -> Text:
-    return Text("q ends this view, trainings go on", "dim")
+    return Text("q ends this view; trainings continue", "dim")
 
 
-def _header(watched: Watched) -> list[Text]:
-    follower, row = watched.follower, watched.row
-    config, status, state = follower.config or {}, follower.status, follower.state
+def _header(watched: FollowedRun) -> list[Text]:
+    follower = watched.follower
+    row = watched.row
+    config = follower.config or {}
+    status = follower.status
+    state = follower.state
     what = "  ".join(str(config[name]) for name in ("env", "algo", "mode") if config.get(name))
     seed = f"  seed {config['seed']}" if config.get("seed") is not None else ""
     wall = number(row.get("wall_s")) if state != "running" or status is None else status.wall_s
@@ -192,8 +202,9 @@ def _header(watched: Watched) -> list[Text]:
     return [line, *(Text(problem, "red", no_wrap=True) for problem in list(follower.problems.values())[:1])]
 
 
-def _progress(watched: Watched, width: int) -> list[Text]:
-    row, budget = watched.row, budget_of(watched.follower.config or {})
+def _progress(watched: FollowedRun, width: int) -> list[Text]:
+    row = watched.row
+    budget = budget_of(watched.follower.config or {})
     if not {"wall_s", "env_steps", "episodes"} <= row.keys():
         return [Text("starting: no row of metrics yet", "dim")]
     progress, left = words.progress_and_left(budget, row)
@@ -201,14 +212,15 @@ def _progress(watched: Watched, width: int) -> list[Text]:
     if progress is None:
         return [Text(steps, "bold")]
     doing = words.evaluating(row) or (f"eta {words.clock(left)}" if watched.follower.state == "running" else "")
-    told = f"  {words.percent(progress)}  {steps}  {doing}"
-    bar = max(10, width - len(told) - 1)
+    text = f"  {words.percent(progress)}  {steps}  {doing}"
+    bar = max(10, width - len(text) - 1)
     full = round(progress * bar)
-    return [Text.assemble(("━" * full, "green"), ("━" * (bar - full), "grey30"), (told, "bold"), no_wrap=True)]
+    return [Text.assemble(("━" * full, "green"), ("━" * (bar - full), "grey30"), (text, "bold"), no_wrap=True)]
 
 
 def _tiles(judged: Sequence[Indicator], width: int) -> list[Text]:
-    """Each key figure above its target, green or red; yellow: out of reach in this set-up, with the reason below."""
+    """Return each key figure above its target in green or red. Yellow means that this set-up cannot
+    reach it, and the reason follows below."""
     if not judged:
         return []
     each = max(12, width // len(judged))
@@ -233,7 +245,7 @@ def _target(one: Indicator) -> str:
 
 
 def _reasons(judged: Sequence[Indicator]) -> list[Text]:
-    """Why figures are not where they should be, red ones first."""
+    """Return the reasons why figures are off target, red ones first."""
     wrong = sorted((one for one in judged if one.state in ("bad", "unreachable")), key=lambda one: one.state)
     return [
         Text.assemble((f"{one.label}: ", COLOURS[one.state]), (one.reason, "dim"), no_wrap=True, overflow="ellipsis")
@@ -241,7 +253,7 @@ def _reasons(judged: Sequence[Indicator]) -> list[Text]:
     ]
 
 
-def _curve(watched: Watched, width: int, height: int, ascii_only: bool) -> list[Text]:
+def _curve(watched: FollowedRun, width: int, height: int, ascii_only: bool) -> list[Text]:
     if height < 4:
         return []
     line = [(point.steps or 0.0, point.returned) for point in watched.points if point.returned is not None]
@@ -251,8 +263,9 @@ def _curve(watched: Watched, width: int, height: int, ascii_only: bool) -> list[
     return [title, *braille.draw(line, marks, width, height - 2, ascii_only=ascii_only), Text()]
 
 
-def _figures(watched: Watched) -> list[Text]:
-    row, status = watched.row, watched.follower.status
+def _figures(watched: FollowedRun) -> list[Text]:
+    row = watched.row
+    status = watched.follower.status
     best = max((point.evaluated for point in watched.points if point.evaluated is not None), default=None)
     parts = [
         ("return", words.number(number(row.get("return_mean")))),
@@ -272,7 +285,7 @@ def _figures(watched: Watched) -> list[Text]:
 
 
 def _shares(row: Mapping[str, Any], width: int, ascii_only: bool, *, legend: bool) -> list[Text]:
-    """Where the time of the last interval went."""
+    """Return bars that show where the time of the last interval went."""
     lines = []
     for party in ("worker", "learner"):
         prefix = f"time/{party}_"
@@ -295,19 +308,20 @@ def _ledger(row: Mapping[str, Any]) -> list[Text]:
 
 
 def _workers(workers: Sequence[Worker], height: int) -> list[Text]:
-    """The table of workers, those first that are worth a look; what does not fit is counted."""
+    """Return the table of workers, with the important ones first. The counts include workers that
+    do not fit."""
     if not workers or height < 3:
         return []
     counts = Counter(worker.state for worker in workers)
-    told = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    head = Text.assemble(("workers  ", "dim"), f"{len(workers)}: {told}", no_wrap=True)
+    summary = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    head = Text.assemble(("workers  ", "dim"), f"{len(workers)}: {summary}", no_wrap=True)
     names = Text(f"{'':9}{'no':>4}  {'state':<12}{'for':>8}  {'steps/s':>8}  {'restarts':>8}  {'pid':>8}  doing", "dim")
     shown = sorted(workers, key=_interest)[: height - 2]
     return [head, names, *(_worker(worker) for worker in shown)]
 
 
 def _interest(worker: Worker) -> tuple[float, ...]:
-    """Small is first."""
+    """Return the sort key of a worker. Smaller keys come first."""
     if worker.state in ("lost", "down"):
         return (0 if worker.state == "lost" else 1, worker.worker)
     if worker.state in ("construct", "reset", "step") and worker.since_s > LONG:

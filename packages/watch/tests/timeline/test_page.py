@@ -51,7 +51,7 @@ def test_a_timeline_in_a_browser(tmp_path: Path) -> None:
         told = window.find_element("css selector", ".fw-tip").text
         assert "learner: wait-data" in told
         assert "waits for: worker 3" in told
-        assert "which meanwhile: step" in told
+        assert "meanwhile: step" in told
         assert "Waits for rows" in told
 
         for _ in range(8):

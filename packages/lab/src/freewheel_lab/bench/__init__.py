@@ -1,1 +1,2 @@
-"""Measured trainings: the same work in processes of their own, for comparisons and for tuning."""
+"""This package runs trainings in separate processes and measures them, for comparisons and for
+tuning."""

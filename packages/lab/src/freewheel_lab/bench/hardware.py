@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""This module describes the machine on which a measurement was made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ PACKAGES = ("freewheel", "torch", "numpy", "gymnasium")
 
 
 def hardware() -> dict[str, Any]:
-    """Processor, cores, memory, GPU, versions, and how busy the machine is now."""
+    """Return the processor, cores, memory, GPU and versions of this machine, and how busy it is
+    now."""
     return {
         "cpu": processor(),
         "cores": usable_cores(),
@@ -23,7 +24,7 @@ def hardware() -> dict[str, Any]:
         "gpu": _gpu(),
         "system": f"{platform.system()} {platform.release()}",
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
-        "load": round(os.getloadavg()[0], 2),  # processes that ran or wanted to, mean of the last minute
+        "load": round(os.getloadavg()[0], 2),  # processes that ran or wanted to run, averaged over the last minute
     }
 
 

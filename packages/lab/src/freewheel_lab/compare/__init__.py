@@ -1,1 +1,2 @@
-"""`freewheel compare`: every mode on the user's own environment, with equal work, and a recommendation."""
+"""`freewheel compare` trains in every mode on the user's own environment with equal work, and
+recommends a mode."""

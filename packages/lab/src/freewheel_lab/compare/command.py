@@ -1,4 +1,5 @@
-"""The command `freewheel compare`: every mode on one environment, measured side by side."""
+"""This module implements the command `freewheel compare`, which measures every mode on one
+environment."""
 
 from __future__ import annotations
 
@@ -16,45 +17,50 @@ from freewheel.files.reach import typed
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
-    from freewheel_lab.compare.comparison import Request
+    from freewheel_lab.compare.comparison import ComparisonRequest
     from freewheel_lab.compare.results import Results
-    from freewheel_lab.compare.trackers import Trackers
+    from freewheel_lab.compare.trackers import TrackerOptions
 
-WIDTH = 120  # where the output is not a terminal
+WIDTH = 120  # width of an output that is not a terminal
 MOST_WORKERS = 10_000
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What to compare, and how long."""
+    """What to compare, and for how long."""
 
     modes: str = "all"
-    """The modes to compare, with commas between them; all: every mode that is installed."""
+    """The modes to compare, separated by commas. `all` stands for every installed mode."""
     budget: Annotated[float, Range(above=0, most=1e6)] = 60.0
-    """Seconds of training for each mode, over all repeats; start-up comes on top. The work is as much as the slowest mode that
-    keeps up has time for; a far slower one does a part of it. --steps fixes the work, the same in every mode."""
+    """Seconds of training for each mode, summed over all repeats. Start-up is not counted. The
+    slowest mode that keeps up sets the amount of work. A much slower mode does only a part of it.
+    --steps sets the same amount of work for every mode."""
     repeats: Annotated[int, Range(least=1, most=100)] = 3
-    """How often every mode is measured, in turn with the others, each time with the next seed."""
+    """Number of measurements of every mode. Modes take turns, and each repeat uses the next seed."""
     scale: str = ""
-    """Numbers of workers (1,2,4,8): also measure the modes with so many, and say up to where more of them pay."""
+    """Numbers of workers, such as 1,2,4,8. The modes are also measured with these numbers, and the
+    report says how many workers are worth using."""
     timelines: bool = True
-    """Also record a short training of every mode, for the report to show who works and who waits when."""
+    """Also record a short training of every mode. The report then shows when each part works and
+    when it waits."""
     out: str = ""
-    """A new folder for compare.json, table.md, report.html, plots and the trainings (default: compare-ENV-ALGO, numbered)."""
+    """A new folder for compare.json, table.md, report.html, plots and the trainings (default:
+    compare-ENV-ALGO, with a number if it exists)."""
     report: str = ""
-    """Measure nothing: make table.md, report.html and plots of this folder again, from its compare.json."""
+    """Measure nothing. Write table.md, report.html and plots of this folder again from its
+    compare.json."""
     json: bool = False
     """Print compare.json instead of tables."""
     dry_run: bool = False
-    """Print what would be done and how long it would take, and exit."""
+    """Print the plan and how long it would take, and exit."""
     trust: bool = False
-    """Run code that the file of --config names, though you have not written it."""
+    """Run code that the file of --config names, even if you have not written it."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
     def chosen(self) -> tuple[str, ...]:
-        """The modes, those with the least lag first."""
+        """Return the modes, those with the least lag first."""
         from freewheel.collect.mode import MODES
         from freewheel.config import words
         from freewheel.run.advice.prospects import by_lag
@@ -65,14 +71,14 @@ class CompareOptions:
         return tuple(sorted({MODES[words.MODES.get(name, name)].name for name in names}, key=by_lag))
 
     def worker_counts(self) -> tuple[int, ...]:
-        """Of --scale, ascending."""
+        """Return the numbers of --scale in ascending order."""
         if not self.scale:
             return ()
         if not re.fullmatch(r"\d{1,5}(,\d{1,5})*", self.scale):
             raise UsageError(f"--scale must be numbers of workers like 1,2,4,8, not {self.scale}")
         counts = sorted(set(map(int, self.scale.split(","))))
         if not 1 <= counts[0] <= counts[-1] <= MOST_WORKERS:
-            raise UsageError(f"--scale takes 1 to {MOST_WORKERS:,} workers, not {self.scale}")
+            raise UsageError(f"--scale accepts 1 to {MOST_WORKERS:,} workers, not {self.scale}")
         return tuple(counts)
 
 
@@ -80,26 +86,27 @@ def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
     doc = (
-        "Train in every mode on your environment, with the same settings, seeds and amount of work, and say which to use. "
-        "Takes the options of `freewheel train`; an option that only some modes have is given to those."
+        "Train in every mode on your environment with the same settings, seeds and amount of work, and recommend one. "
+        "All options of `freewheel train` are accepted. An option that only some modes have applies to those modes."
     )
     return flags.with_own(resolve.options_type(argv), CompareOptions, doc=doc)
 
 
 def _run(argv: Sequence[str]) -> int:
-    """0: done; 1: nothing could be measured; 3: some modes failed; 130: interrupted, what was measured is reported."""
+    """Run the command and return the exit code. 0: done. 1: nothing could be measured. 3: some
+    modes failed. 130: interrupted, and the trainings that have ended are reported."""
     from freewheel.config import flags
     from freewheel.files.output import lasting_output
     from freewheel_lab.compare import trackers
-    from freewheel_lab.compare.comparison import Request
-    from freewheel_lab.compare.trainings.cases import Given
+    from freewheel_lab.compare.comparison import ComparisonRequest
+    from freewheel_lab.compare.trainings.cases import GivenOptions
 
     others, given = flags.split_argv(argv, flags.option_types(CompareOptions))
     own = flags.build(CompareOptions, given)
     if own.report:
-        return _again(typed(Path(own.report)), own)
-    asked, tracked = trackers.split(Given.read(others, own.trust))
-    request = Request(
+        return _show_again(typed(Path(own.report)), own)
+    asked, tracked = trackers.split(GivenOptions.read(others, own.trust))
+    request = ComparisonRequest(
         given=asked,
         modes=own.chosen(),
         budget_s=own.budget,
@@ -109,18 +116,18 @@ def _run(argv: Sequence[str]) -> int:
         timelines=own.timelines,
     )
     if not request.modes:
-        raise UsageError("--modes names no mode; leave it out to compare all of them")
+        raise UsageError("--modes is empty; leave it out to compare all modes")
     with lasting_output():
         return _compare(request, own, tracked)
 
 
-def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
+def _compare(request: ComparisonRequest, own: CompareOptions, tracked: TrackerOptions) -> int:
     from freewheel.files.output import complain
     from freewheel.files.terminal import Terminal
     from freewheel.run.plan import print_line
     from freewheel.run.process import Stop
     from freewheel_lab.compare import comparison, trackers
-    from freewheel_lab.compare.trainings.measuring import Progress
+    from freewheel_lab.compare.trainings.measuring import ComparisonProgress
 
     stop = Stop()
     with stop.listening():
@@ -136,19 +143,20 @@ def _compare(request: Request, own: CompareOptions, tracked: Trackers) -> int:
             print_line("\n".join(plan.lines()))
             return DONE
         stop.begin()
-        with Progress(plan.title) as progress:
+        with ComparisonProgress(plan.title) as progress:
             progress.say("\n".join(plan.lines()))
             results = comparison.carry_out(plan, folder, stop, progress)
         stop.over = True
-        files, told = comparison.write(results, folder), trackers.write(results, folder, tracked)
-        _show(results, [_listed(files), *told.lines], own)
-        for problem in told.problems:
+        files = comparison.write(results, folder)
+        report = trackers.write(results, folder, tracked)
+        _show(results, [_listed(files), *report.lines], own)
+        for problem in report.problems:
             complain(problem)
     return SIGNALLED + stop.signal if stop.signal is not None else _exit_code(results)
 
 
 def _listed(files: Sequence[Path]) -> str:
-    """What was written; pictures are only counted."""
+    """Return a line with the files that were written. It gives only the number of pictures."""
     named = [path for path in files if path.suffix not in (".png", ".svg")]
     pictures = f", {len(files) - len(named)} plots" if len(files) > len(named) else ""
     return f"{', '.join(map(str, named))}{pictures}"
@@ -167,8 +175,8 @@ def _show(results: Results, lines: Sequence[str], own: CompareOptions) -> None:
         console.print(f"  {line}", soft_wrap=True)
 
 
-def _again(path: Path, own: CompareOptions) -> int:
-    """What is shown of an earlier comparison, made from its compare.json."""
+def _show_again(path: Path, own: CompareOptions) -> int:
+    """Show an earlier comparison from its compare.json."""
     from freewheel_lab.compare import report, table
     from freewheel_lab.compare.results import Results
 
@@ -178,7 +186,7 @@ def _again(path: Path, own: CompareOptions) -> int:
         files = [table.write(results, folder), *report.write(results, folder)]
         _show(results, [_listed(files)], own)
     except OSError as error:
-        raise SetupError(f"cannot write in {folder}: {error.strerror}") from None
+        raise SetupError(f"cannot write to {folder}: {error.strerror}") from None
     return DONE
 
 
@@ -195,15 +203,16 @@ def _exit_code(results: Results) -> int:
 
 
 def usual_folder(env: str, algo: str) -> str:
-    """Named after the environment; a file without its folders, as in the names of runs."""
+    """Return the default name of the folder. It contains the environment, as names of runs do."""
     label = re.sub(r"^(?:.*/)?(\w+)\.py(?=:|$)", r"\1", env)
     return re.sub(r"[^\w.-]+", "_", f"compare-{label}-{algo}")
 
 
-def _folder(out: str, request: Request) -> Path:
-    """A new folder, or an empty one that was named."""
+def _folder(out: str, request: ComparisonRequest) -> Path:
+    """Create a new folder, or accept an empty one that the user has named."""
     usual = usual_folder(request.given.env or "env", request.given.flags.get("algo", ("ppo",))[0])
-    path, number = typed(Path(out or usual)), 1
+    path = typed(Path(out or usual))
+    number = 1
     while not out and path.exists():
         number += 1
         path = Path(f"{usual}-{number}")
@@ -219,7 +228,7 @@ def _folder(out: str, request: Request) -> Path:
 COMMAND = Command(
     name="compare",
     argument="ENV",
-    summary="train in every mode, measure them side by side, and say which one to use",
+    summary="train in every mode, measure the modes, and recommend one",
     options=_options,
     run=_run,
     order=2,

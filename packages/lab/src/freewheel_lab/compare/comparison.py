@@ -1,4 +1,5 @@
-"""A comparison from beginning to end: plan, trainings, figures, files."""
+"""This module carries out a comparison: it plans and runs the trainings, computes the figures and
+writes the files."""
 
 from __future__ import annotations
 
@@ -23,27 +24,35 @@ from freewheel.sinks.words import clock
 from freewheel.timeline.chrome import read as read_timeline
 from freewheel.timeline.model import Timeline
 from freewheel_lab.bench.hardware import hardware
-from freewheel_lab.bench.measure import Order, measure
+from freewheel_lab.bench.measure import TrainingRequest, measure
 from freewheel_lab.compare import report, table
-from freewheel_lab.compare.results import Ideal, Results, Row, Scale, Work
-from freewheel_lab.compare.scale import Measured, fit, scaled, way_with
+from freewheel_lab.compare.results import IdealSpeed, ResultRow, Results, ScalingResults, WorkAmount
 from freewheel_lab.compare.summary import summarised
-from freewheel_lab.compare.trainings.cases import Case, Given, Setting, set_up
-from freewheel_lab.compare.trainings.measuring import LIMIT, SLACK, Progress, Rounds, jobs, with_steps
-from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, Demand, Size, size
+from freewheel_lab.compare.trainings.cases import Case, GivenOptions, SharedSettings, set_up
+from freewheel_lab.compare.trainings.measuring import (
+    LIMIT,
+    SLACK,
+    ComparisonProgress,
+    MeasuringRounds,
+    jobs,
+    with_steps,
+)
+from freewheel_lab.compare.trainings.sizing import LEAST_UPDATES, START, WorkDemand, WorkSize, size
 from freewheel_lab.compare.verdict import judged, variants
+from freewheel_lab.compare.worker_scaling import MeasuredPoint, fit, scaled, way_with
 
-RUNS = "runs"  # under the folder of the comparison
-TRACED_UPDATES, TRACED_S = 3, 2.0  # of a recorded training: at least so many updates; seconds that are shown
-MOST_SPANS = 8_000  # of a timeline
-PILOT_S = 300.0  # seconds that a first training may take where speeds cannot be predicted
+RUNS = "runs"  # subfolder of the comparison
+TRACED_UPDATES = 3  # minimum number of updates of a recorded training
+TRACED_S = 2.0  # seconds of it that are shown
+MOST_SPANS = 8_000  # spans of a timeline
+PILOT_S = 300.0  # time limit in seconds of a pilot training, which is run if speeds cannot be predicted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What was asked for."""
+class ComparisonRequest:
+    """Holds what the user asked for."""
 
-    given: Given
+    given: GivenOptions
     modes: tuple[str, ...]
     budget_s: float
     repeats: int
@@ -53,17 +62,17 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What will be done; nothing has been trained yet."""
+class ComparisonPlan:
+    """Holds the plan of a comparison before anything is trained."""
 
-    request: Request
-    setting: Setting
-    cases: tuple[Case, ...]  # variants included
+    request: ComparisonRequest
+    setting: SharedSettings
+    cases: tuple[Case, ...]  # includes variants
     prospects: Mapping[str, Prospect]  # by label
-    size: Size
-    ideal: Ideal
-    times: StepTimes | None  # of the environment; None: it was not measured
-    policy: PolicyTimes | None  # of acting and learning; None: they were not measured
+    size: WorkSize
+    ideal: IdealSpeed
+    times: StepTimes | None  # times of the environment; None: it was not measured
+    policy: PolicyTimes | None  # times of acting and learning; None: they were not measured
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -76,7 +85,8 @@ class Comparison:
 
     @property
     def seconds(self) -> float:
-        """Expected, of all trainings, those that are recorded for their timelines included."""
+        """Return the expected duration of all trainings, including those that are recorded for
+        timelines."""
         recorded = len(self.setting.able) * (START + TRACED_S) if self.request.timelines else 0.0
         return self.size.duration(self.request.repeats) + recorded
 
@@ -86,9 +96,10 @@ class Comparison:
         return f"{config.env.label}  {config.algo}"
 
     def results(self) -> Results:
-        """As they are before the first training."""
-        config, rows = self.setting.plan.config, self.size
-        work = Work(
+        """Return the results as they are before the first training."""
+        config = self.setting.plan.config
+        rows = self.size
+        work = WorkAmount(
             rows=rows.rows,
             updates=rows.updates,
             rows_per_update=rows.steps_per_env * self.setting.envs,
@@ -113,34 +124,36 @@ class Comparison:
         )
 
     def lines(self) -> list[str]:
-        """The plan as text."""
-        found = [f"{self.title}: {len(self.able)} of {len(self.cases)} ways, {self.request.repeats} repeats"]
+        """Return the plan as text."""
+        found = [
+            f"{self.title}: {len(self.able)} of {len(self.cases)} modes and variants, {self.request.repeats} repeats"
+        ]
         for case in self.cases:
             if case.plan is None:
-                found.append(f"  {case.label:<24} takes no part: {case.refused.splitlines()[0]}")
+                found.append(f"  {case.label:<24} skipped: {case.refused.splitlines()[0]}")
                 continue
             one = self.prospects.get(case.label)
-            rate = f"about {one.rate:,.0f} steps/s" if one is not None and one.rate else "speed not known"
+            rate = f"about {one.rate:,.0f} steps/s" if one is not None and one.rate else "speed unknown"
             if one is not None and one.forecast is not None:
                 rate += f", waits for {WAITS_FOR[one.forecast.limit]}"
             lanes = f"{case.workers} x {case.envs // case.workers} envs"
-            found.append(f"  {case.label:<24} {lanes:<14} {clock(self.size.seconds[case.label])} a repeat, {rate}")
+            found.append(f"  {case.label:<24} {lanes:<14} {clock(self.size.seconds[case.label])} per repeat, {rate}")
         notes = (*self.size.notes, *self.setting.notes)
         trainings = self.request.repeats * len(self.able)
-        scale = [Workers.of(self).line()] if self.request.scale else []
+        scale = [WorkerScaling.of(self).line()] if self.request.scale else []
         return [*found, *(f"  {note}" for note in notes), f"{trainings} trainings, eta {clock(self.seconds)}", *scale]
 
 
-def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path | None) -> Comparison:
-    """Measure the environment, predict every mode, and size the work. Where nothing can be predicted, a first training is run in
-    `pilot_folder`; None: nothing is to be started."""
+def prepare(request: ComparisonRequest, report: Callable[[str], None], pilot_folder: Path | None) -> ComparisonPlan:
+    """Measure the environment, predict every mode, and choose the amount of work. If nothing can be
+    predicted, run a pilot training in `pilot_folder`. None means that no training may be started."""
     setting = set_up(request.given, request.modes, report)
     cases = (*setting.cases, *_compile_variants(setting))
     times = step_times(setting.plan.config, setting.cost) if setting.cost.row > 0 else None
     prospects: dict[str, Prospect] = {}
     policy: PolicyTimes | None = None
     if times is not None:
-        report("measuring the policy and its learner ...")
+        report("measuring the policy and the learner ...")
         measure_once = PolicyClock()
         with learner_threads(setting.plan.config.run.machine.threads):
             for case in cases:
@@ -149,15 +162,15 @@ def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path 
             policy = measure_once(setting.plan)
     rates = {case.label: prospects[case.label].rate if case.label in prospects else 0.0 for case in cases if case.plan}
     if not any(rates.values()) and pilot_folder is not None and setting.plan.config.run.limits.steps is None:
-        report("a first training, to size the work ...")
+        report("running a pilot training to choose the amount of work ...")
         rate = _pilot(setting, pilot_folder)
         rates = dict.fromkeys(rates, rate)
     chosen = size(_demand(request, setting, rates))
     if not any(rates.values()):
-        told = "speeds cannot be predicted here: a first training decides how much work fits"
-        chosen = replace(chosen, notes=(told,) if request.given.flags.get("steps") is None else chosen.notes)
+        note = "speeds cannot be predicted for this run, so a pilot training decides how much work fits"
+        chosen = replace(chosen, notes=(note,) if request.given.flags.get("steps") is None else chosen.notes)
     cases = tuple(with_steps(case, chosen.steps_per_env) for case in cases)
-    comparison = Comparison(
+    comparison = ComparisonPlan(
         request=request,
         setting=setting,
         cases=cases,
@@ -168,15 +181,16 @@ def prepare(request: Request, report: Callable[[str], None], pilot_folder: Path 
         policy=policy,
     )
     if request.scale:
-        Workers.of(comparison)  # what it refuses is refused before anything is trained
+        WorkerScaling.of(comparison)  # raises its errors before anything is trained
     return comparison
 
 
-def _demand(request: Request, setting: Setting, rates: Mapping[str, float]) -> Demand:
+def _demand(request: ComparisonRequest, setting: SharedSettings, rates: Mapping[str, float]) -> WorkDemand:
     config = setting.plan.config
-    learner, given = config.learner, config.sources.get("num_steps_per_env", "")
+    learner = config.learner
+    given = config.sources.get("num_steps_per_env", "")
     lengths = setting.cost.lengths
-    return Demand(
+    return WorkDemand(
         budget_s=request.budget_s,
         repeats=request.repeats,
         envs=setting.envs,
@@ -190,19 +204,22 @@ def _demand(request: Request, setting: Setting, rates: Mapping[str, float]) -> D
     )
 
 
-def _ideal(setting: Setting, times: StepTimes | None) -> Ideal:
-    """What the envs would make if none ever waited: each steps all the time, as far as there are cores for it."""
-    envs, cores, cost = setting.envs, usable_cores(), setting.cost
+def _ideal(setting: SharedSettings, times: StepTimes | None) -> IdealSpeed:
+    """Return the speed of envs that never wait. Each steps all the time, as far as there are cores."""
+    envs = setting.envs
+    cores = usable_cores()
+    cost = setting.cost
     formula = "min(envs / seconds of a step, cores / processor seconds of a step), resets included"
     if times is None:
-        return Ideal(steps_per_s=None, formula=formula, envs=envs, cores=cores)
-    row, places = times, envs
-    if times.together:  # many lanes in a process cost little more than one: a process for each core has its part
+        return IdealSpeed(steps_per_s=None, formula=formula, envs=envs, cores=cores)
+    row = times
+    places = envs
+    if times.together:  # many envs in a process cost little more than one, so each core gets a process with its share
         places = min(cores, envs)
         row = times.beside(envs // places)
-        formula = f"{formula}, of {places} processes with {envs // places} envs side by side"
+        formula = f"{formula}, for {places} processes with {envs // places} envs each"
     rate = min(places / row.row, cores / row.cpu if row.cpu > 0 else math.inf)
-    return Ideal(
+    return IdealSpeed(
         steps_per_s=rate,
         formula=f"{formula}: min({places} / {1e3 * row.row:.3g} ms, {cores} / {1e3 * row.cpu:.3g} ms)",
         envs=envs,
@@ -215,8 +232,9 @@ def _ideal(setting: Setting, times: StepTimes | None) -> Ideal:
     )
 
 
-def _compile_variants(setting: Setting) -> list[Case]:
-    """On a GPU: a synchronous and an asynchronous mode without CUDA graphs."""
+def _compile_variants(setting: SharedSettings) -> list[Case]:
+    """Return variants without CUDA graphs of a synchronous and of an asynchronous mode. There are
+    none on a CPU."""
     if setting.plan.device == "cpu" or setting.plan.config.run.machine.compile == "off":
         return []
     found = variants([case.info() for case in setting.able])
@@ -224,28 +242,34 @@ def _compile_variants(setting: Setting) -> list[Case]:
     return [case.variant(f"{case.label}, compile off", compile="off") for case in chosen]
 
 
-def _pilot(setting: Setting, folder: Path) -> float:
-    """Env steps/s of a short training in the first mode that can do it; the slowest may make half of that."""
-    plan, failed = setting.plan, MeasureError("no mode takes this run")
+def _pilot(setting: SharedSettings, folder: Path) -> float:
+    """Run a short training in the first mode that can do it. Return half of its env steps/s,
+    because the slowest mode may be slower."""
+    plan = setting.plan
+    failed = MeasureError("no mode accepts this run")
     rows = LEAST_UPDATES * plan.batch.rows
     if not plan.config.learner.on_policy:
         rows = 2 * plan.config.learner.rows_before_update(plan.learner_spec)
     for case in setting.able:
         argv = (*case.argv(steps=rows), *case.trusting)
         try:
-            order = Order(argv=argv, name=f"pilot-{case.label}", folder=folder, warm_up_rows=1, limit_s=PILOT_S)
+            order = TrainingRequest(
+                argv=argv, name=f"pilot-{case.label}", folder=folder, warm_up_rows=1, limit_s=PILOT_S
+            )
             return measure(order).steps_per_s / 2
         except MeasureError as error:
             failed = error
     raise failed
 
 
-def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progress) -> Results:
-    """All trainings; compare.json is written after each. A signal ends it with what is there."""
-    began, results = time.monotonic(), comparison.results()
+def carry_out(comparison: ComparisonPlan, folder: Path, stop: Stop, progress: ComparisonProgress) -> Results:
+    """Run all trainings. compare.json is written after each of them. A signal ends the comparison
+    with the results so far."""
+    began = time.monotonic()
+    results = comparison.results()
     planned = jobs(comparison.able, comparison.seeds)
-    rounds = Rounds(planned, comparison.size, folder / RUNS, stop, progress)
-    workers = Workers.of(comparison) if comparison.request.scale else None
+    rounds = MeasuringRounds(planned, comparison.size, folder / RUNS, stop, progress)
+    workers = WorkerScaling.of(comparison) if comparison.request.scale else None
     timelines: dict[str, Any] = {}
 
     def now(ended: Literal["complete", "interrupted"] = "interrupted") -> Results:
@@ -271,9 +295,11 @@ def carry_out(comparison: Comparison, folder: Path, stop: Stop, progress: Progre
     return now("complete")
 
 
-def trace(comparison: Comparison, rounds: Rounds, found: dict[str, Any], progress: Progress) -> None:
-    """After the rounds, a short training of every mode that has not failed, with --trace: what each part did in its last seconds.
-    The figures of a training that is recorded are not used."""
+def trace(
+    comparison: ComparisonPlan, rounds: MeasuringRounds, found: dict[str, Any], progress: ComparisonProgress
+) -> None:
+    """Run a short training with --trace of every mode that has not failed. Their timelines are
+    added to `found`. Their figures are not used, because recording costs time."""
     for case in comparison.setting.able:
         if case.label in rounds.failed:
             continue
@@ -284,7 +310,9 @@ def trace(comparison: Comparison, rounds: Rounds, found: dict[str, Any], progres
         sized = with_steps(case, comparison.size.steps_per_env)
         argv = (*sized.argv(seed=comparison.seeds[0], steps=rows, trace=True), *case.trusting)
         limit = LIMIT * comparison.size.slowest_s + SLACK
-        order = Order(argv=argv, name=f"{case.label}-timeline", folder=rounds.folder, warm_up_rows=1, limit_s=limit)
+        order = TrainingRequest(
+            argv=argv, name=f"{case.label}-timeline", folder=rounds.folder, warm_up_rows=1, limit_s=limit
+        )
         try:
             measure(order, lambda _: rounds.stop.check())
             found[case.label] = _last_seconds(read_timeline(order.path)).to_json()
@@ -295,8 +323,9 @@ def trace(comparison: Comparison, rounds: Rounds, found: dict[str, Any], progres
 
 
 def _last_seconds(timeline: Timeline) -> Timeline:
-    """The end of a timeline, as long as a page can show."""
-    shown, seconds = timeline.last(TRACED_S), TRACED_S
+    """Return the end of a timeline, as long as a page can show."""
+    shown = timeline.last(TRACED_S)
+    seconds = TRACED_S
     while sum(len(row.spans) for row in shown.rows) > MOST_SPANS and seconds > 0.05:
         seconds /= 2
         shown = timeline.last(seconds)
@@ -304,21 +333,23 @@ def _last_seconds(timeline: Timeline) -> Timeline:
 
 
 @dataclass
-class Workers:
-    """The trainings of --scale: modes with several numbers of workers, an env each."""
+class WorkerScaling:
+    """Runs the trainings of --scale, which have several numbers of workers with one env each."""
 
-    comparison: Comparison
+    comparison: ComparisonPlan
     points: Mapping[str, tuple[Case, Way]]  # by label
-    size: Size
-    rows: list[Row]
+    size: WorkSize
+    rows: list[ResultRow]
     failed: dict[str, str]
 
     @classmethod
-    def of(cls, comparison: Comparison) -> Self:
-        request, rows_per_update = comparison.request, comparison.size.steps_per_env * comparison.setting.envs
-        times, policy = comparison.times, comparison.policy or AT_ONCE
+    def of(cls, comparison: ComparisonPlan) -> Self:
+        request = comparison.request
+        rows_per_update = comparison.size.steps_per_env * comparison.setting.envs
+        times = comparison.times
+        policy = comparison.policy or AT_ONCE
         if times is None or comparison.setting.plan.config.env.batched:
-            raise UsageError("--scale is for environments whose workers have one lane each; leave it out")
+            raise UsageError("--scale needs an environment of which each worker has one instance; leave it out")
         points = {}
         for case in comparison.setting.able:
             for workers in request.scale:
@@ -326,9 +357,9 @@ class Workers:
                     way = way_with(kind, workers, rows_per_update)
                     points[f"{case.label} x{workers}"] = (_with_workers(case, way), way)
         if not points:
-            raise UsageError("--scale needs a mode with workers, or lockstep; add one to --modes")
+            raise UsageError("--scale needs lockstep or a mode with workers; add one to --modes")
         rates = {label: forecast(way, times, policy, usable_cores()).rate for label, (_, way) in points.items()}
-        demand = Demand(
+        demand = WorkDemand(
             budget_s=request.budget_s / len(request.scale),
             repeats=request.repeats,
             envs=1,
@@ -339,24 +370,27 @@ class Workers:
         return cls(comparison, points, size(demand), [], {})
 
     def line(self) -> str:
-        """What comes now."""
+        """Return a line about the trainings to come."""
         count = self.comparison.request.repeats * len(self.points)
         eta = clock(self.size.duration(self.comparison.request.repeats))
         return f"{', '.join(map(str, self.comparison.request.scale))} workers: {count} trainings, eta {eta}"
 
-    def measure(self, folder: Path, stop: Stop, progress: Progress, keep: Callable[[], None]) -> None:
+    def measure(self, folder: Path, stop: Stop, progress: ComparisonProgress, keep: Callable[[], None]) -> None:
         cases = [replace(case, label=label) for label, (case, _) in self.points.items()]
-        rounds = Rounds(jobs(cases, self.comparison.seeds), self.size, folder, stop, progress, keep)
-        rounds.rows, rounds.failed = self.rows, self.failed
+        rounds = MeasuringRounds(jobs(cases, self.comparison.seeds), self.size, folder, stop, progress, keep)
+        rounds.rows = self.rows
+        rounds.failed = self.failed
         rounds.run()
 
-    def scale(self) -> Scale | None:
-        """By what has been measured so far; None: nothing has."""
+    def scale(self) -> ScalingResults | None:
+        """Return the results so far, or None if nothing has been measured."""
         if not self.rows or self.comparison.times is None:
             return None
         setting = self.comparison.setting
         points = [
-            Measured(case.mode, way, tuple(row for row in self.rows if row.mode == label), self.failed.get(label, ""))
+            MeasuredPoint(
+                case.mode, way, tuple(row for row in self.rows if row.mode == label), self.failed.get(label, "")
+            )
             for label, (case, way) in self.points.items()
         ]
         law = fit(points, self.comparison.times, self.comparison.policy or AT_ONCE, usable_cores())
@@ -365,8 +399,8 @@ class Workers:
 
 
 def _kind(case: Case) -> Kind | None:
-    """How a mode collects with several workers; None: it has none."""
-    assert case.plan is not None, "it takes the run"
+    """Return how a mode collects with several workers, or None if it has no workers."""
+    assert case.plan is not None, "the mode accepts the run"
     if isinstance(case.plan.config.collector, LockstepConfig):
         return "barrier"
     way = way_of(case.plan)
@@ -374,12 +408,12 @@ def _kind(case: Case) -> Kind | None:
 
 
 def _with_workers(case: Case, way: Way) -> Case:
-    """The same with so many workers, an env each."""
+    """Return the case with this number of workers and one env each."""
     own = {**case.own, "num_envs": way.lanes, "num_steps_per_env": way.steps}
     own |= {"placement": "processes"} if way.kind == "barrier" else {"workers": way.lanes}
     return replace(case, own={name: value for name, value in own.items() if name in case.own})
 
 
 def write(results: Results, folder: Path) -> list[Path]:
-    """compare.json, table.md, report.html and plots; what was written."""
+    """Write compare.json, table.md, report.html and plots. Return the paths."""
     return [results.write(folder), table.write(results, folder), *report.write(results, folder)]

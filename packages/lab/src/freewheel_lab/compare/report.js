@@ -1,4 +1,4 @@
-/* The timelines of the report. The wheel scrolls the page until a timeline has been clicked. */
+/* Draws the timelines of the report. The wheel scrolls the page until a timeline is clicked. */
 document.querySelectorAll(".timeline").forEach((element) => {
   freewheelGantt(element, JSON.parse(element.nextElementSibling.textContent));
   element.addEventListener("wheel", (event) => {

@@ -1,6 +1,7 @@
-"""The report of a comparison: report.html, one file that needs no network, and the same charts as PNG files.
+"""This module writes the report of a comparison: report.html, a single file that needs no network,
+and the same charts as PNG files.
 
-Both are functions of the results alone, so a report can be made again from compare.json at any time.
+Both depend on the results alone, so a report can be written again from compare.json at any time.
 """
 
 from __future__ import annotations
@@ -21,18 +22,19 @@ from freewheel_lab.compare import charts, sections
 from freewheel_lab.compare.results import Results
 from freewheel_lab.compare.sections import card, section, tag, text
 from freewheel_lab.plots import picture
-from freewheel_lab.plots.chart import Chart, Tracks
+from freewheel_lab.plots.chart import Chart, SpanChart
 from freewheel_lab.plots.numbers import duration
 from freewheel_watch.timeline import page as gantt
 
 HERE = Path(__file__).parent
 PAGE = "report.html"
 PLOTS = "plots"
-MOST_SPANS = 40_000  # of all timelines together: the page stays below 2 MB
+MOST_SPANS = 40_000  # of all timelines together, so that the page stays below 2 MB
 
 
 def write(results: Results, folder: Path, say: Callable[[str], None] = complain) -> list[Path]:
-    """report.html and plots/*.png in this folder; `say` tells what is missing for the pictures, if something is."""
+    """Write report.html and plots/*.png into this folder. Call `say` if a package for the pictures
+    is missing."""
     path = folder / PAGE
     disk.replace(path, html(results).encode())
     try:
@@ -46,7 +48,7 @@ def _pictures(results: Results, folder: Path) -> list[Path]:
     picture.require()
     folder.mkdir(exist_ok=True)
     written = []
-    found: dict[str, Sequence[Chart | Tracks]] = {topic.name: topic.charts for topic in charts.topics(results)}
+    found: dict[str, Sequence[Chart | SpanChart]] = {topic.name: topic.charts for topic in charts.topics(results)}
     if scaling := charts.scaling(results):
         found["scaling"] = scaling
     if timelines := [one for case in charts.ranked(results) if (one := charts.tracks(results, case.mode)) is not None]:
@@ -64,14 +66,14 @@ def _pictures(results: Results, folder: Path) -> list[Path]:
 
 
 def html(results: Results) -> str:
-    """The page."""
+    """Return the page."""
     script = gantt.script() + (HERE / "report.js").read_text(encoding="utf-8")
     topics = [sections.topic(one) for one in charts.topics(results)]
     body = [
         sections.interrupted(results),
         sections.verdict(results),
         sections.failures(results),
-        section("modes-beside", "All modes", sections.sentence(results.equal_work), sections.main_table(results)),
+        section("all-modes", "All modes", sections.sentence(results.equal_work), sections.main_table(results)),
         *topics[:2],
         sections.pairs(results),
         *topics[2:],
@@ -98,8 +100,8 @@ def _timelines(results: Results) -> str:
     if not known:
         return ""
     about = (
-        "What workers and learner did, span by span; thin bars in warm colours are waits. Point at one to see who waits for whom "
-        "and why; click into a timeline, then the wheel zooms and dragging moves."
+        "Each row shows what a worker or the learner did; thin bars in warm colours are waits. "
+        "Point at a wait to see what it is for. Click into a timeline to zoom with the wheel, and drag to move."
     )
     shown = "".join(_timeline(results, mode, data, MOST_SPANS // len(known)) for mode, data in known.items())
     return section("timelines", "Timelines", about, shown)
@@ -120,6 +122,6 @@ def _timeline(results: Results, mode: str, data: Mapping[str, Any], most: int) -
 
 
 def _fitting(timeline: Timeline, most: int) -> Timeline:
-    """Its beginning, so long that it has at most so many spans."""
+    """Return the beginning of the timeline that has at most this number of spans."""
     begins = sorted(span.t0_s for row in timeline.rows for span in row.spans)
     return timeline if len(begins) <= most else timeline.window(timeline.begin_s, begins[most])

@@ -1,4 +1,5 @@
-"""The parts of the report: each a function of the results that returns HTML. Whatever comes from users is escaped here."""
+"""This module builds the sections of the report. Each function turns the results into HTML. Text
+from users is escaped here."""
 
 from __future__ import annotations
 
@@ -9,17 +10,18 @@ from html import escape
 from typing import Any, NamedTuple
 
 from freewheel_lab.compare import charts
-from freewheel_lab.compare.results import CaseInfo, Figures, Results, Row, Spread, Work
+from freewheel_lab.compare.results import CaseInfo, ModeFigures, ResultRow, Results, Spread, WorkAmount
 from freewheel_lab.plots import svg
 from freewheel_lab.plots.chart import Chart
 from freewheel_lab.plots.numbers import UNKNOWN, Show, duration, megabytes, number, percent, times
 
-#: Of a row, what the table of raw rows leaves to compare.json.
+#: Fields of a row that the table of raw rows omits; compare.json has them.
 LONG = ("curve", "shares")
 
 
 def tag(name: str, content: str, **attributes: str) -> str:
-    """An element; its content is HTML, its attributes are text. A trailing _ of an attribute's name is dropped."""
+    """Return an element. Its content is HTML, and its attributes are text. A trailing _ of an
+    attribute's name is dropped."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"' for key, value in attributes.items() if value
     )
@@ -31,12 +33,12 @@ def text(value: object) -> str:
 
 
 def sentence(words: str) -> str:
-    """With a capital at the beginning; a number and its unit stay on one line."""
+    """Return the text with an initial capital. A number and its unit stay on one line."""
     return re.sub(r"(?<=\d) (?=%|[a-zµ]{1,3}\b)", "\N{NO-BREAK SPACE}", words[:1].upper() + words[1:])
 
 
 def moment(created: str) -> str:
-    """When a comparison was made: 2026-11-16 17:06 UTC."""
+    """Return when a comparison was made, as in 2026-11-16 17:06 UTC."""
     try:
         return datetime.fromisoformat(created).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
@@ -57,7 +59,8 @@ def items(lines: Iterable[str]) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """Heads are text, cells are HTML; a small screen shows every row as a list with the heads as labels."""
+    """Return a table. Heads are text, and cells are HTML. A small screen shows every row as a list
+    labelled with the heads."""
     top = tag("thead", tag("tr", "".join(tag("th", text(name), scope="col") for name in head)))
     lines = (
         tag("tr", "".join(tag("td", cell, data_label=name) for name, cell in zip(head, row, strict=True)))
@@ -67,7 +70,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
 
 
 def mode_name(results: Results, mode: str) -> str:
-    """With the colour that it has in the charts."""
+    """Return the name of a mode with its colour in the charts."""
     swatch = f'<i class="swatch {svg.colour(charts.colour(results, mode))}"></i>'
     return tag("span", swatch + text(mode), class_="mode")
 
@@ -87,12 +90,12 @@ def heading(results: Results) -> str:
 
 
 def _breakable(name: str) -> str:
-    """A long name that may go on in the next line after a point, a colon, a slash or a dash."""
+    """Return a name with line breaks allowed after each point, colon, slash or dash."""
     return "<wbr>".join(map(text, re.split(r"(?<=[.:/_-])", name)))
 
 
 def _machine(hardware: Mapping[str, Any]) -> list[str]:
-    """The machine in a few words, from what is known of it."""
+    """Return a short description of the machine from what is known about it."""
     cores = hardware.get("cores")
     names = [str(hardware[key]) for key in ("cpu", "processor", "gpu") if hardware.get(key)]
     return [*dict.fromkeys(names), *([f"{cores} cores"] if cores else [])]
@@ -104,8 +107,8 @@ def interrupted(results: Results) -> str:
     most = results.repeats * sum(case.of is None and not case.refused for case in results.modes)
     of_all = f" of at least {most}" if len(results.rows) < most else ""
     done = f"{len(results.rows)}{of_all} trainings"
-    said = f"This comparison was interrupted: it has {done}, and all that is said here is from these."
-    return tag("p", text(said), class_="notice warn", role="status")
+    notice = f"This comparison was interrupted. It has {done}, and this report covers only these."
+    return tag("p", text(notice), class_="notice warn", role="status")
 
 
 def verdict(results: Results) -> str:
@@ -118,13 +121,14 @@ def verdict(results: Results) -> str:
     margin = "no other mode" if found.margin is None else percent(found.margin)
     tiles = [("recommended", text(found.mode), ""), ("env steps/s", number(found.steps_per_s), "steps_per_s")]
     if figures is not None:
-        episodes, speedup = figures.episodes_per_s, figures.speedup
+        episodes = figures.episodes_per_s
+        speedup = figures.speedup
         tiles += [
             ("episodes/s", number(episodes.median if episodes else None), "episodes_per_s"),
             ("100,000 episodes", duration(figures.time_100k_episodes_s), "time_100k_episodes_s"),
             ("over sequential", times(speedup.median if speedup else None), "speedup"),
         ]
-    tiles.append(("ahead of the next", "within noise" if found.within_noise else text(margin), ""))
+    tiles.append(("lead over the next", "within noise" if found.within_noise else text(margin), ""))
     shown = "".join(
         tag("div", tag("dt", label) + tag("dd", value, data_tile=key))
         for label, value, key in tiles
@@ -148,7 +152,7 @@ def failures(results: Results) -> str:
     return "".join(found)
 
 
-class Column(NamedTuple):
+class TableColumn(NamedTuple):
     """A figure of the main table."""
 
     key: str
@@ -156,8 +160,8 @@ class Column(NamedTuple):
     about: str
     show: Show
 
-    def cell(self, figures: Figures) -> tuple[str, str]:
-        """What is shown, and the spread below it."""
+    def cell(self, figures: ModeFigures) -> tuple[str, str]:
+        """Return the text of the cell and the spread below it."""
         value = getattr(figures, self.key)
         if isinstance(value, Spread) and self.key != "return_final":
             return self.show(value.median), _range(value, self.show)
@@ -165,22 +169,22 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("episodes_per_s", "episodes/s", "Episodes that end in a second", number),
-    Column("steps_per_s", "steps/s", "Environment steps that are learned from in a second", number),
-    Column("time_100k_episodes_s", "100k episodes", "Time for 100,000 episodes at this speed", duration),
-    Column("speedup", "speed-up", "Steps/s over those of sequential, repeat by repeat", times),
-    Column("efficiency", "efficiency", "Steps/s over those of environments that never wait", percent),
-    Column(
+    TableColumn("episodes_per_s", "episodes/s", "Episodes that end per second", number),
+    TableColumn("steps_per_s", "steps/s", "Environment steps per second that the learner uses", number),
+    TableColumn("time_100k_episodes_s", "100k episodes", "Time for 100,000 episodes at this speed", duration),
+    TableColumn("speedup", "speed-up", "Steps/s divided by those of sequential, in each repeat", times),
+    TableColumn("efficiency", "efficiency", "Steps/s divided by those of environments that never wait", percent),
+    TableColumn(
         "return_final",
         "return",
-        "Of the newest training episodes at the end; small: when the fastest mode had ended",
+        "Mean of the newest training episodes at the end; small: when the fastest mode had ended",
         number,
     ),
-    Column("lag_max", "lag", "Greatest number of updates between acting and learning, and its mean", number),
-    Column("memory_mb", "memory", "Trainer and workers together", megabytes),
-    Column("cpu_util", "CPU", "Of all cores", percent),
-    Column("dropped", "drops", "Rows that were given up, in all repeats", number),
-    Column("startup_s", "start-up", "Until the first step of an environment; not part of the speeds", duration),
+    TableColumn("lag_max", "lag", "Greatest number of updates between acting and learning, and its mean", number),
+    TableColumn("memory_mb", "memory", "Trainer and workers together", megabytes),
+    TableColumn("cpu_util", "CPU", "Share of all cores", percent),
+    TableColumn("dropped", "drops", "Rows that were dropped, in all repeats", number),
+    TableColumn("startup_s", "start-up", "Until the first step of an environment; the speeds exclude it", duration),
 )
 
 
@@ -190,7 +194,7 @@ def _range(value: Spread, show: Show) -> str:
     return f"{show(value.low)} – {show(value.high)}"
 
 
-def _beside(key: str, figures: Figures) -> str:
+def _beside(key: str, figures: ModeFigures) -> str:
     if key == "lag_max" and figures.lag_mean is not None and figures.lag_max:
         return f"mean {number(figures.lag_mean)}"
     if key == "return_final" and figures.return_at is not None:
@@ -204,7 +208,7 @@ def main_table(results: Results) -> str:
     heads = "".join(tag("th", text(one.head), scope="col", title=one.about) for one in COLUMNS)
     top = tag("thead", tag("tr", tag("th", "mode", scope="col") + heads))
     lines = "".join(_mode_row(results, case) for case in charts.ranked(results))
-    caption = "Median over the repeats; small: the lowest and the highest. The fastest comes first."
+    caption = "Median over the repeats; small: minimum and maximum. The fastest mode comes first."
     return (
         tag("div", tag("table", top + tag("tbody", lines), class_="main"), class_="wide")
         + tag("p", text(caption), class_="about")
@@ -212,7 +216,8 @@ def main_table(results: Results) -> str:
 
 
 def _mode_row(results: Results, case: CaseInfo) -> str:
-    figures, best = results.figures(case.mode), results.recommendation
+    figures = results.figures(case.mode)
+    best = results.recommendation
     chosen = best is not None and best.mode == case.mode
     badge = '<span class="badge">recommended</span>' if chosen else ""
     size = f"{case.workers} worker{'s' * (case.workers != 1)}, {case.envs} env{'s' * (case.envs != 1)}"
@@ -230,7 +235,7 @@ def _mode_row(results: Results, case: CaseInfo) -> str:
     return tag("tr", first + "".join(cells), class_=kind, data_mode=case.mode)
 
 
-def topic(one: charts.Topic) -> str:
+def topic(one: charts.ChartGroup) -> str:
     wide = "pairs" if one.name in ("learning", "time") else "cards"
     shown = "".join(drawn(chart, getattr(chart, "about", "")) for chart in one.charts)
     return section(one.name, one.title, one.about, tag("div", shown, class_=wide))
@@ -250,8 +255,8 @@ def pairs(results: Results) -> str:
         below = tag("small", _range(pair.gain, times)) if pair.gain else ""
         ways = f"{mode_name(results, pair.before)} → {mode_name(results, pair.after)}" if pair.gain else UNKNOWN
         rows.append([text(pair.what), ways, gain + below, text(sentence(pair.sentence))])
-    head = ("what", "from → to", "steps/s", "in words")
-    about = "What each part of the difference is worth, measured apart."
+    head = ("what", "from → to", "steps/s", "meaning")
+    about = "Each part of the difference is measured separately."
     return section("pairs", "Synchronous against asynchronous", about, table(head, rows, "words"))
 
 
@@ -259,8 +264,8 @@ def scale(results: Results) -> str:
     shown = charts.scaling(results)
     if results.scale is None or not shown:
         return ""
-    told = results.scale
-    points = [*told.points, *told.extrapolated]
+    scaling = results.scale
+    points = [*scaling.points, *scaling.extrapolated]
     rows = [
         [mode_name(results, one.mode), f"{one.workers:,}",
          text(one.failed) if one.failed else number(one.measured.median if one.measured else None),
@@ -269,13 +274,13 @@ def scale(results: Results) -> str:
         for one in sorted(points, key=lambda one: (one.mode, one.workers))
     ]  # fmt: skip
     numbers = table(
-        ("mode", "workers", "measured steps/s", "by the law", "error", "with a core each", "waits for"), rows
+        ("mode", "workers", "measured steps/s", "by the law", "error", "with a core for each", "waits for"), rows
     )
     words = (
-        items(told.verdict)
-        + tag("p", f"{tag('strong', 'The law.')} {text(told.law)}")
+        items(scaling.verdict)
+        + tag("p", f"{tag('strong', 'The law.')} {text(scaling.law)}")
         + tag("p", tag("strong", "Assumptions of the extrapolation"))
-        + items(told.assumptions)
+        + items(scaling.assumptions)
     )
     content = tag(
         "div", "".join(map(drawn, shown)) + card("Up to where more workers pay", "", words, "words"), class_="pairs"
@@ -288,21 +293,22 @@ def modes(results: Results) -> str:
     rows = []
     for case in charts.ranked(results):
         options = ", ".join(f"{name} {value}" for name, value in case.options.items()) or UNKNOWN
-        needs = ", ".join(case.dependencies) or "nothing beside this process"
+        needs = ", ".join(case.dependencies) or "no more than this process"
         command = tag("code", text(case.command)) if case.command else UNKNOWN
         rows.append([mode_name(results, case.mode), text(case.title), text(needs), text(options), command])
-    head = ("mode", "what it does", "needs", "options of its own", "the same by hand")
+    head = ("mode", "what it does", "needs", "its options", "equivalent command")
     return section("modes", "The modes and what they need", "", table(head, rows, "words"))
 
 
 def details(results: Results) -> str:
-    work, ideal = results.work, results.ideal
+    work = results.work
+    ideal = results.ideal
     facts: dict[str, Any] = {
         "command": results.command,
         "made": f"{moment(results.created)}, in {duration(results.wall_s)}",
         "budget": f"{duration(results.budget_s)}, {results.repeats} repeats, seeds {', '.join(map(str, work.seeds))}",
-        "work": f"{work.rows:,} rows, {work.rows_per_update:,} an update; {work.envs} envs",
-        "left out": _left_out(work),
+        "work": f"{work.rows:,} rows, {work.rows_per_update:,} per update; {work.envs} envs",
+        "excluded": _left_out(work),
         "equal work": results.equal_work,
         "ideal": f"{number(ideal.steps_per_s)} steps/s: {ideal.formula}",
         **{str(key): value for key, value in results.hardware.items()},
@@ -312,12 +318,12 @@ def details(results: Results) -> str:
     return section("details", "How it was measured", "", notes + table(("", ""), rows, "facts"))
 
 
-def _left_out(work: Work) -> str:
-    """What rates are not over."""
+def _left_out(work: WorkAmount) -> str:
+    """Return what rates exclude."""
     first = f"the first {work.warm_up} update{'s' * (work.warm_up != 1)} (warm-up) of every rate"
     if work.updates is None:
         first = "the rows before the first update, and the first updates after them (warm-up) of every rate"
-    where = " in modes that do the whole work, so much less in the others" if work.parts else ""
+    where = " in modes that do the whole work, and proportionally less in the others" if work.parts else ""
     return f"{first}{where}, and start-up"
 
 
@@ -338,11 +344,11 @@ def raw_rows(results: Results) -> str:
     )
     top = tag("thead", tag("tr", "".join(tag("th", name, scope="col") for name in names)))
     inside = tag("div", tag("table", top + tag("tbody", body), class_="raw"), class_="scroll")
-    said = f"All {len(results.rows)} trainings, as measured (compare.json has the learning curves too)"
-    return tag("details", tag("summary", text(said)) + inside, id="rows")
+    title = f"All {len(results.rows)} trainings as measured (compare.json also has the learning curves)"
+    return tag("details", tag("summary", text(title)) + inside, id="rows")
 
 
-def _raw(row: Row, name: str) -> str:
+def _raw(row: ResultRow, name: str) -> str:
     value = getattr(row, name)
     if isinstance(value, float):
         return f"{value:.6g}"

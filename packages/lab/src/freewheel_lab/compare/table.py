@@ -1,4 +1,4 @@
-"""A comparison as text: table.md, and the same on a terminal."""
+"""This module shows a comparison as text, in table.md and on a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from freewheel.files import disk
-from freewheel_lab.compare.results import CaseInfo, Figures, Results, Spread
+from freewheel_lab.compare.results import CaseInfo, ModeFigures, Results, Spread
 from freewheel_lab.plots.numbers import UNKNOWN, duration, megabytes, number, percent, times
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ FILE = "table.md"
 
 
 @dataclass(frozen=True)
-class Table:
-    """Texts in columns; the first is to the left, all others to the right."""
+class TextTable:
+    """Holds texts in columns. The first column is aligned to the left, and all others to the right."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -51,18 +51,18 @@ SPEED = (
 REST = ("mode", "start-up", "lag mean, max", "return", "at equal time", "memory", "CPU", "GPU", "dropped", "needs")
 
 
-def speed(results: Results) -> Table:
-    """What a mode makes."""
-    return Table(SPEED, [_speed(case, results.figures(case.mode)) for case in results.modes])
+def speed(results: Results) -> TextTable:
+    """Return the table of speeds."""
+    return TextTable(SPEED, [_speed(case, results.figures(case.mode)) for case in results.modes])
 
 
-def rest(results: Results) -> Table:
-    """What it costs, and what is learned with it."""
-    return Table(REST, [_rest(case, results.figures(case.mode)) for case in results.modes])
+def rest(results: Results) -> TextTable:
+    """Return the table of costs and returns."""
+    return TextTable(REST, [_rest(case, results.figures(case.mode)) for case in results.modes])
 
 
-def scale(results: Results) -> Table | None:
-    """Measured beside predicted, then what is extrapolated."""
+def scale(results: Results) -> TextTable | None:
+    """Return measured and predicted speeds, followed by the extrapolated ones."""
     if results.scale is None:
         return None
     rows = [
@@ -77,13 +77,13 @@ def scale(results: Results) -> Table | None:
         ]
         for point in (*results.scale.points, *results.scale.extrapolated)
     ]
-    header = ("mode", "workers", "measured steps/s", "by the law", "error", "waits for", "with a core each")
-    return Table(header, rows)
+    header = ("mode", "workers", "measured steps/s", "by the law", "error", "waits for", "with a core for each")
+    return TextTable(header, rows)
 
 
 def markdown(results: Results) -> str:
-    """The text of table.md."""
-    parts = [f"# {results.env}, {results.algo}: the modes side by side", *lines(results)]
+    """Return the text of table.md."""
+    parts = [f"# {results.env}, {results.algo}: comparison of the modes", *lines(results)]
     parts += [f"    {results.recommendation.command}"] if results.recommendation is not None else []
     parts += [speed(results).markdown(), rest(results).markdown(), *explained(results)]
     if (law := scale(results)) is not None and results.scale is not None:
@@ -94,13 +94,13 @@ def markdown(results: Results) -> str:
 
 
 def write(results: Results, folder: Path) -> Path:
-    """table.md."""
+    """Write table.md and return its path."""
     disk.replace(folder / FILE, markdown(results).encode())
     return folder / FILE
 
 
 def show(results: Results, console: Console) -> None:
-    """The tables, and what follows from them."""
+    """Print the tables and the conclusions."""
     best = results.recommendation.mode if results.recommendation is not None else ""
     for table in filter(None, (speed(results), rest(results), scale(results))):
         console.print(table.rich(best))
@@ -112,11 +112,11 @@ def show(results: Results, console: Console) -> None:
 
 
 def lines(results: Results) -> Iterator[str]:
-    """The recommendation, and whether it is all there."""
+    """Yield the recommendation, and a line if the comparison is incomplete."""
     if results.ended == "interrupted":
         done = len({row.repeat for row in results.rows})
         more = f", and {len(results.scale.rows)} of those of --scale" if results.scale is not None else ""
-        yield f"Interrupted: {len(results.rows)} trainings in {done} of {results.repeats} repeats{more} are here."
+        yield f"Interrupted: {len(results.rows)} trainings in {done} of {results.repeats} repeats have ended{more}."
     if results.recommendation is not None:
         yield results.recommendation.sentence
     elif not results.rows:
@@ -124,31 +124,32 @@ def lines(results: Results) -> Iterator[str]:
 
 
 def explained(results: Results) -> Iterator[str]:
-    """What went wrong, what was compared, and what the columns mean."""
+    """Yield lines about failures, about what was compared, and about the meaning of columns."""
     for case in results.modes:
         if case.refused:
-            yield f"{case.mode} takes no part: {case.refused}"
+            yield f"{case.mode} was skipped: {case.refused}"
         if case.failed:
             yield f"{case.mode} failed: {case.problem}"
     for pair in results.pairs:
-        told = pair.sentence if pair.sentence.startswith(pair.what) else f"{pair.what}: {pair.sentence}"
-        yield f"{told[0].upper()}{told[1:]}."
+        text = pair.sentence if pair.sentence.startswith(pair.what) else f"{pair.what}: {pair.sentence}"
+        yield f"{text[0].upper()}{text[1:]}."
     if results.equal_work:
         yield f"{results.equal_work[0].upper()}{results.equal_work[1:]}."
     for one in results.summary:
         if one.episodes_per_s is None:
-            yield f"No episode ended in {one.mode}: its trainings were too short for that"
+            yield f"No episode ended in {one.mode}: its trainings were too short"
     lengths = [one.episode_steps for one in results.summary if one.episode_steps]
     if lengths and max(lengths) > 1.1 * min(lengths):
         both = f"{number(min(lengths))} to {number(max(lengths))} steps"
-        yield f"Episodes had {both}, as the policies decide: compare episodes/s with that in mind, and steps/s without."
+        yield f"Episodes had {both}, because the policies differ: steps/s do not depend on the length, but episodes/s do."
     if results.ideal.steps_per_s is not None:
-        yield f"Efficiency is over {number(results.ideal.steps_per_s)} steps/s, {results.ideal.formula}."
+        yield f"Efficiency is relative to {number(results.ideal.steps_per_s)} steps/s, {results.ideal.formula}."
 
 
 def origin(results: Results) -> str:
-    """What it was measured on, and how."""
-    hardware, work = results.hardware, results.work
+    """Return a line about the machine and the settings of the measurement."""
+    hardware = results.hardware
+    work = results.work
     versions = ", ".join(f"{name} {version}" for name, version in hardware.get("versions", {}).items() if version)
     machine = f"{hardware.get('cores')} cores ({hardware.get('cpu')}), {hardware.get('memory_gb')} GB, "
     machine += f"GPU: {hardware.get('gpu') or 'none'}"
@@ -157,7 +158,7 @@ def origin(results: Results) -> str:
     return f"`{results.command}`, {results.created}, {machine}, {versions}. {what}; median (lowest .. highest){notes}."
 
 
-def _speed(case: CaseInfo, figures: Figures | None) -> list[str]:
+def _speed(case: CaseInfo, figures: ModeFigures | None) -> list[str]:
     place = f"{case.workers} x {case.envs // max(1, case.workers)}" if case.envs else UNKNOWN
     if figures is None:
         return [case.mode, place, *[UNKNOWN] * (len(SPEED) - 2)]
@@ -172,7 +173,7 @@ def _speed(case: CaseInfo, figures: Figures | None) -> list[str]:
     ]
 
 
-def _rest(case: CaseInfo, figures: Figures | None) -> list[str]:
+def _rest(case: CaseInfo, figures: ModeFigures | None) -> list[str]:
     needs = ", ".join(case.dependencies) or "nothing"
     if figures is None:
         return [case.mode, *[UNKNOWN] * (len(REST) - 2), needs]
@@ -195,5 +196,5 @@ def _median(value: Spread | None) -> float | None:
 
 
 def spread(value: Spread) -> str:
-    """median (lowest .. highest)"""
+    """Return median (lowest .. highest)."""
     return f"{number(value.median)} ({number(value.low)} .. {number(value.high)})"

@@ -1,4 +1,5 @@
-"""The results of a comparison in TensorBoard and wandb: the figures of every mode, its learning curve, and the table as text."""
+"""This module writes the results of a comparison to TensorBoard and wandb: the figures of every
+mode, its learning curve, and the table as text."""
 
 from __future__ import annotations
 
@@ -15,58 +16,61 @@ from freewheel.errors import UsageError
 from freewheel.sinks import tensorboard, wandb
 from freewheel.sinks.sink import chosen
 from freewheel_lab.compare import table
-from freewheel_lab.compare.results import Figures, Results, Spread
-from freewheel_lab.compare.trainings.cases import Given
+from freewheel_lab.compare.results import ModeFigures, Results, Spread
+from freewheel_lab.compare.trainings.cases import GivenOptions
 
-#: Options of `freewheel train` that are the comparison's own: in its trainings they would be measured as well.
+#: Options of `freewheel train` that apply to the comparison alone, because trackers would slow down the measured trainings.
 OWN = ("tensorboard", "wandb", "wandb_project", "sinks")
 GROUP = "Compare"
 
 
 @dataclass(frozen=True)
-class Trackers:
-    """Where the results go beside the folder of the comparison."""
+class TrackerOptions:
+    """Names the trackers that receive the results in addition to the folder of the comparison."""
 
     names: tuple[str, ...] = ()
     project: str = ""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What to tell the user: where the results are, and what could not be written."""
+class TrackerReport:
+    """Says where the results are and which trackers failed."""
 
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
-def split(given: Given) -> tuple[Given, Trackers]:
-    """What is for the trainings, and what is for the comparison; SetupError if a tracker is not installed."""
+def split(given: GivenOptions) -> tuple[GivenOptions, TrackerOptions]:
+    """Separate the options of the trainings from those of the trackers. Raise SetupError if a
+    tracker is not installed."""
     asked = flags.build(OutputOptions, {name: words for name, words in given.flags.items() if name in OWN})
     kept = {name: words for name, words in given.flags.items() if name not in OWN}
     names = tuple(dict.fromkeys(asked.all_sinks))
     if other := [name for name in names if name not in (tensorboard.SINK.name, wandb.SINK.name)]:
-        raise UsageError(f"--sinks {other[0]}: a comparison is written to tensorboard and wandb only")
+        raise UsageError(f"--sinks {other[0]}: a comparison can be written to tensorboard and wandb only")
     chosen(names)
-    return replace(given, flags=kept), Trackers(names, asked.wandb_project)
+    return replace(given, flags=kept), TrackerOptions(names, asked.wandb_project)
 
 
-def write(results: Results, folder: Path, trackers: Trackers) -> Told:
-    """Write the results to all of them. A tracker that fails is told of: the results are in the folder all the same."""
-    told = Told()
+def write(results: Results, folder: Path, trackers: TrackerOptions) -> TrackerReport:
+    """Write the results to all trackers. A tracker that fails becomes a problem in the report,
+    because the folder has the results anyway."""
+    report = TrackerReport()
     for name in trackers.names:
         try:
             if name == tensorboard.SINK.name:
-                told.lines.append(_to_tensorboard(results, folder))
+                report.lines.append(_to_tensorboard(results, folder))
             else:
-                told.lines.extend(_to_wandb(results, folder, trackers.project))
+                report.lines.extend(_to_wandb(results, folder, trackers.project))
         except Exception as error:  # noqa: BLE001 - a tracker is somebody else's code
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            told.problems.append(f"{name} did not take the results of the comparison: {why}")
-    return told
+            report.problems.append(f"{name} did not accept the results of the comparison: {why}")
+    return report
 
 
-def figures(one: Figures) -> dict[str, float]:
-    """The figures of a mode by their names in charts: medians, with the least and the greatest of a spread."""
+def figures(one: ModeFigures) -> dict[str, float]:
+    """Return the figures of a mode by their names in charts. A spread becomes its median, its
+    minimum and its maximum."""
     found: dict[str, float] = {}
     for item in dataclasses.fields(one):
         value = getattr(one, item.name)
@@ -79,7 +83,8 @@ def figures(one: Figures) -> dict[str, float]:
 
 
 def _to_tensorboard(results: Results, folder: Path) -> str:
-    """A run for each mode: its figures, and returns over env steps; the table in a run of its own."""
+    """Write a run for each mode with its figures and its returns over env steps. A separate run
+    holds the table."""
     place = folder / tensorboard.FOLDER
     for one in results.summary:
         file = tensorboard.EventFile(place / one.mode)
@@ -95,7 +100,8 @@ def _to_tensorboard(results: Results, folder: Path) -> str:
 
 
 def _to_wandb(results: Results, folder: Path, project: str) -> Iterator[str]:
-    """One run: every figure of every mode as Compare/FIGURE/MODE, the same as a table, and table.md as its notes."""
+    """Write one run. It has every figure of every mode as Compare/FIGURE/MODE, the same figures as
+    a table, and table.md as notes."""
     tracked = wandb.Tracked(
         folder,
         project=project,

@@ -1,6 +1,8 @@
-"""Charts as data: what is drawn, whoever draws it (`svg` into a page, `picture` into files). One palette for all.
+"""This module describes charts as data. `svg` draws them into a page, and `picture` draws them into
+files. All charts share one palette.
 
-The colours are those of Okabe and Ito, which people who confuse red and green can tell apart.
+The colours are those of Okabe and Ito, which people with red-green colour blindness can
+distinguish.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Literal, TypeAlias
 
 from freewheel_lab.plots.numbers import Show, duration, number, short
 
-#: On light paper; a page has lighter ones for a dark screen.
+#: Colours on light paper; a page has lighter ones for a dark screen.
 PALETTE = ("#6b7280", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8f6bb3")
 
 Point: TypeAlias = tuple[float, float]
@@ -21,32 +23,32 @@ Point: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True)
 class Bar:
-    """One value with its spread; None: not known."""
+    """Holds one value with its spread. None means that the value is not known."""
 
     label: str
     value: float | None
     low: float | None = None
     high: float | None = None
-    colour: int = 0  # in the palette
-    note: str = ""  # in place of the value
+    colour: int = 0  # index in the palette
+    note: str = ""  # text that replaces the value
 
 
 @dataclass(frozen=True)
-class Bars:
-    """A bar for each label, side by side for the eye to compare."""
+class BarChart:
+    """A chart with a bar for each label."""
 
-    name: str  # of its file
+    name: str  # base name of its file
     title: str
-    about: str  # unit, and what is better
+    about: str  # the unit, and whether higher or lower is better
     bars: tuple[Bar, ...] = ()
     show: Show = number
-    ideal: float | None = None  # a line to compare with
+    ideal: float | None = None  # value of a reference line
     ideal_label: str = ""
-    whole: float | None = None  # the axis reaches at least as far as this
+    whole: float | None = None  # the axis reaches at least this value
 
     @property
     def top(self) -> float:
-        """Where the axis ends; it begins at zero."""
+        """Return where the axis ends. It begins at zero."""
         ends = [end for bar in self.bars for end in (bar.value, bar.high) if end is not None]
         return max([*ends, self.ideal or 0.0, self.whole or 0.0]) or 1.0
 
@@ -56,8 +58,9 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Line:
-    """Points in the order of x, with a band from low to high if there is one; a whisker each for dots."""
+class ChartLine:
+    """Holds points in ascending order of x. `low` and `high` are the edges of a band, or for dots
+    the ends of a whisker."""
 
     label: str
     points: tuple[Point, ...]
@@ -68,106 +71,109 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Lines:
-    """Lines over one axis."""
+class LineChart:
+    """A chart of lines that share one axis."""
 
     name: str
     title: str
     x_label: str
     y_label: str
-    lines: tuple[Line, ...]
+    lines: tuple[ChartLine, ...]
     log_x: bool = False
-    from_zero: bool = False  # whether the axis of y begins at zero
-    mark: float | None = None  # a vertical line at this x
+    from_zero: bool = False  # whether the y axis begins at zero
+    mark: float | None = None  # x of a vertical line
     mark_label: str = ""
     show_x: Show = short
     show_y: Show = short
-    styles: Mapping[str, str] = field(default_factory=dict)  # what a style of line stands for, where several are drawn
+    styles: Mapping[str, str] = field(default_factory=dict)  # meaning of each line style, if there are several
 
     @property
     def empty(self) -> bool:
         return not any(line.points for line in self.lines)
 
-    def labelled(self) -> list[Line]:
-        """One line of each label, for the legend."""
+    def labelled(self) -> list[ChartLine]:
+        """Return one line of each label, for the legend."""
         return list({line.label: line for line in reversed(self.lines) if line.points}.values())[::-1]
 
     def xs(self) -> list[float]:
         return [x for line in self.lines for x, _ in line.points]
 
     def x_ticks(self) -> list[float]:
-        """Round numbers, of seconds round times."""
+        """Return round numbers for the x axis. For seconds they are round times."""
         xs = [*self.xs(), *([] if self.mark is None else [self.mark])]
         if self.log_x:
             return log_ticks(min(xs), max(xs))
         return ticks(min(xs), max(xs), 7, SECONDS if self.show_x is duration and max(xs) - min(xs) > SECONDS[0] else ())
 
     def y_span(self) -> tuple[float, float]:
-        """What the axis has to show: a tenth of its values at least, so that a small difference looks small."""
+        """Return the range of the y axis. It is at least a tenth of its values, so that a small
+        difference looks small."""
         points = itertools.chain.from_iterable(
             (*(y for _, y in line.points), *line.low, *line.high) for line in self.lines
         )
         ys = [*points, *([0.0] if self.from_zero else [])]
-        low, high = min(ys), max(ys)
+        low = min(ys)
+        high = max(ys)
         room = max(0.1 * max(abs(low), abs(high)) - (high - low), 0.0) / 2
         return low - room, high + room
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Shares of a whole, one after the other; kinds have colours of their own."""
+class StackedBar:
+    """Holds the shares of a whole in order. Each kind has a colour."""
 
     label: str
-    shares: tuple[tuple[str, float], ...]  # kind and share of 1, in the order in which they are drawn
+    shares: tuple[tuple[str, float], ...]  # kind and share of 1, in drawing order
 
 
 @dataclass(frozen=True)
-class Stacks:
-    """A whole for each label, cut into the same kinds."""
+class StackedBarChart:
+    """A chart that divides a whole into the same kinds for each label."""
 
     name: str
     title: str
     about: str
-    stacks: tuple[Stack, ...]
-    colours: Mapping[str, str]  # of every kind
-    meanings: Mapping[str, str]  # of kinds, a sentence each
+    stacks: tuple[StackedBar, ...]
+    colours: Mapping[str, str]  # colour of every kind
+    meanings: Mapping[str, str]  # a sentence for each kind
 
     @property
     def empty(self) -> bool:
         return not any(stack.shares for stack in self.stacks)
 
     def kinds(self) -> list[str]:
-        """Those that can be seen, in the order of their colours."""
+        """Return the kinds that are large enough to be seen, in the order of their colours."""
         seen = {kind for stack in self.stacks for kind, share in stack.shares if share >= 0.005}
         return [kind for kind in self.colours if kind in seen]
 
 
 @dataclass(frozen=True)
-class Track:
-    """What one party did: spans of (begin, end, kind) in seconds, in order."""
+class SpanTrack:
+    """Holds what one executor did, as spans of (begin, end, kind) in seconds, in order."""
 
     label: str
     spans: tuple[tuple[float, float, str], ...]
 
 
 @dataclass(frozen=True)
-class Tracks:
-    """Parties below each other over the same seconds; only pictures show it, pages have a timeline that can be zoomed."""
+class SpanChart:
+    """A chart of executors over the same seconds. Only pictures have it, because pages have a
+    timeline with zoom."""
 
     name: str
     title: str
     about: str
-    tracks: tuple[Track, ...]
+    tracks: tuple[SpanTrack, ...]
     begin: float
     end: float
-    colours: Mapping[str, str]  # of every kind, in the order of the legend
+    colours: Mapping[str, str]  # colour of every kind, in the order of the legend
     thin: frozenset[str] = frozenset()  # kinds that are waits
 
 
-Chart: TypeAlias = Bars | Lines | Stacks
+Chart: TypeAlias = BarChart | LineChart | StackedBarChart
 
 
-#: Seconds between two ticks of an axis of time.
+#: Possible seconds between two ticks of a time axis.
 SECONDS = [unit * count for unit in (1, 60) for count in (1, 2, 5, 10, 15, 30)] + [
     3600,
     7200,
@@ -179,21 +185,24 @@ SECONDS = [unit * count for unit in (1, 60) for count in (1, 2, 5, 10, 15, 30)] 
 
 
 def ticks(low: float, high: float, most: int = 6, steps: Sequence[float] = ()) -> list[float]:
-    """Round numbers from `low` or below to `high` or above, at most so many and at least two; `steps`: rather so far apart."""
+    """Return at least two and at most `most` round numbers. The first is at or below `low`, and the
+    last is at or above `high`. Distances in `steps` are preferred."""
     if not high > low:
         margin = abs(low) / 10 or 1.0
-        low, high = low - margin * (low != 0), high + margin
+        low = low - margin * (low != 0)
+        high = high + margin
     rough = (high - low) / max(most - 1, 1)
     power = 10.0 ** math.floor(math.log10(rough))
     for step in (*steps, *(factor * power for factor in (1, 2, 2.5, 5, 10, 20))):
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        first = math.floor(low / step + 1e-9)
+        last = math.ceil(high / step - 1e-9)
         if last - first + 1 <= most:
             break
     return [_clean(step * at) for at in range(first, last + 1)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2, 5, 10, ... as far as needed."""
+    """Return the values 1, 2, 5, 10, ... that cover the range."""
     steps = [factor * 10.0**power for power in range(-6, 16) for factor in (1, 2, 5)]
     first = max((at for at, step in enumerate(steps) if step <= low * (1 + 1e-9)), default=0)
     last = min((at for at, step in enumerate(steps) if step >= high * (1 - 1e-9)), default=len(steps) - 1)
@@ -201,12 +210,12 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def thinned(points: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, evenly, the first and the last included."""
+    """Return at most `most` points at even distances, including the first and the last."""
     if len(points) <= most:
         return list(points)
     return [points[round(at * (len(points) - 1) / (most - 1))] for at in range(most)]
 
 
 def _clean(value: float) -> float:
-    """Without what adding has left: 0.30000000000000004 is 0.3."""
+    """Remove the rounding error of a sum: 0.30000000000000004 becomes 0.3."""
     return float(f"{value:.12g}")

@@ -1,4 +1,5 @@
-"""The commands of this room: `freewheel plot` draws learning curves of runs as pictures, `freewheel timeline` who did what."""
+"""This module implements the command `freewheel plot`, which draws learning curves of runs as
+pictures."""
 
 from __future__ import annotations
 
@@ -14,23 +15,26 @@ from freewheel.files.reach import typed
 from freewheel.registry import Command
 
 if TYPE_CHECKING:
-    from freewheel_lab.plots.chart import Lines
-    from freewheel_lab.plots.curves import Run
+    from freewheel_lab.plots.chart import LineChart
+    from freewheel_lab.plots.curves import PlottedRun
 
 
 @dataclass(frozen=True)
 class PlotOptions:
-    """Draw learning curves as PNG and SVG; runs that differ only in their seed (NAME-s1, NAME-s2, ...) are a mean with a band."""
+    """Draw learning curves as PNG and SVG. Runs that differ only in their seed (NAME-s1, NAME-s2,
+    ...) become one curve with a band."""
 
     x: Literal["steps", "time", "updates"] | None = None
-    """Over environment steps, wall time or updates (default: over steps and over time)."""
+    """The horizontal axis: environment steps, wall time or updates (default: a chart for steps and
+    one for time)."""
     y: str = ""
-    """A metric of docs/metrics.md, such as loss/policy (default: the return of training episodes and of evaluations)."""
+    """A metric of docs/metrics.md, such as loss/policy (default: the returns of training episodes
+    and of evaluations)."""
     out: str = ""
-    """The file to write, FILE.png or FILE.svg (default: curves.png and curves.svg, in the run's directory, or in
-    --runs-dir for several runs)."""
+    """The file to write, FILE.png or FILE.svg (default: curves.png and curves.svg in the run's
+    directory, or in --runs-dir for several runs)."""
     smooth: Annotated[int, Range(least=1, most=100_000)] = 1
-    """Draw the mean of so many points in place of each."""
+    """Replace each point by the mean of this number of points."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
 
@@ -61,7 +65,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _folders(name: str, runs_dir: str) -> list[Path]:
-    """The run of this name, or the runs NAME-s1, NAME-s2, ... in the order of their seeds."""
+    """Return the run of this name, or the runs NAME-s1, NAME-s2, ... in the order of their seeds."""
     from freewheel.run.naming import find_run
 
     for place in (Path(runs_dir) / name, Path(name)):
@@ -88,7 +92,7 @@ def _outputs(options: PlotOptions, folders: Sequence[Path]) -> list[Path]:
     return [typed(path.parent) / path.name]
 
 
-def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[Lines], str]:
+def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[LineChart], str]:
     from freewheel.files.output import complain
     from freewheel_lab.plots import curves
 
@@ -111,16 +115,17 @@ def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[Lines],
     return drawn, worlds.pop() if len(worlds) == 1 else ""
 
 
-def _missing(charts: Sequence[Lines]) -> list[str]:
+def _missing(charts: Sequence[LineChart]) -> list[str]:
     return [f"{line.label} has no {chart.title} to draw" for chart in charts for line in chart.lines if not line.points]
 
 
-def _runs(folders: Sequence[Path], columns: Sequence[str]) -> list[Run]:
-    """Those that can be read; the others are told of."""
+def _runs(folders: Sequence[Path], columns: Sequence[str]) -> list[PlottedRun]:
+    """Read all runs that can be read, and report the others."""
     from freewheel.files.output import complain
     from freewheel_lab.plots.curves import read_run
 
-    runs, problems = [], []
+    runs = []
+    problems = []
     for folder in folders:
         try:
             runs.append(read_run(folder, columns, complain))
@@ -129,14 +134,14 @@ def _runs(folders: Sequence[Path], columns: Sequence[str]) -> list[Run]:
     if not runs:
         raise FileError(problems[0])
     for problem in problems:
-        complain(f"{problem}; it is left out")
+        complain(f"{problem}; the run is skipped")
     return runs
 
 
 COMMAND = Command(
     name="plot",
     argument="RUN ...",
-    summary="draw learning curves, seeds as bands: PNG and SVG",
+    summary="draw learning curves as PNG and SVG; seeds become a band",
     options=lambda _: PlotOptions,
     run=_run,
     order=5,

@@ -1,4 +1,5 @@
-"""Charts as files, PNG and SVG, drawn by matplotlib without a screen; one style for all."""
+"""This module draws charts into PNG and SVG files. It uses matplotlib without a screen and one
+style for all charts."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from freewheel.errors import SetupError
 from freewheel.files import disk
-from freewheel_lab.plots.chart import PALETTE, Bars, Chart, Line, Lines, Stacks, Tracks
+from freewheel_lab.plots.chart import PALETTE, BarChart, Chart, ChartLine, LineChart, SpanChart, StackedBarChart
 from freewheel_lab.plots.numbers import Show, duration
 
 if TYPE_CHECKING:
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-INK, FAINT, PAPER = "#1f2937", "#6b7280", "#ffffff"
-UNDER: Any = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}  # text is read also over a line
+INK = "#1f2937"
+FAINT = "#6b7280"
+PAPER = "#ffffff"
+UNDER: Any = {"facecolor": PAPER, "edgecolor": "none", "pad": 1.5}  # background that keeps text readable over a line
 STYLE: Any = {  # matplotlib types every key
-    "font.family": "DejaVu Sans",  # comes with matplotlib
+    "font.family": "DejaVu Sans",  # included in matplotlib
     "font.size": 10,
     "text.color": INK,
     "axes.edgecolor": "#9ca3af",
@@ -44,21 +47,22 @@ STYLE: Any = {  # matplotlib types every key
     "axes.axisbelow": True,
     "legend.frameon": False,
     "legend.fontsize": 9,
-    "svg.hashsalt": "freewheel",  # the same chart is the same file
+    "svg.hashsalt": "freewheel",  # the same chart always gives the same file
     "svg.fonttype": "none",
 }
 
 
 def require() -> None:
-    """SetupError if matplotlib is not installed."""
+    """Raise SetupError if matplotlib is not installed."""
     try:
         import matplotlib.figure  # noqa: F401 (is it there?)
     except ImportError:
         raise SetupError("pictures need matplotlib: pip install 'freewheel-lab[plot]'") from None
 
 
-def write(charts: Sequence[Chart | Tracks], path: Path, columns: int = 1, title: str = "") -> None:
-    """One file of these charts, side by side in so many columns; its ending says PNG or SVG."""
+def write(charts: Sequence[Chart | SpanChart], path: Path, columns: int = 1, title: str = "") -> None:
+    """Write these charts into one file, in `columns` columns. The ending of `path` selects PNG or
+    SVG."""
     require()
     with _styled():
         figure = _figure(charts, columns, title)
@@ -73,11 +77,11 @@ def _styled() -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box is drawn in its place
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # a box replaces the glyph
         yield
 
 
-def _figure(charts: Sequence[Chart | Tracks], columns: int, title: str) -> Figure:
+def _figure(charts: Sequence[Chart | SpanChart], columns: int, title: str) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -85,7 +89,7 @@ def _figure(charts: Sequence[Chart | Tracks], columns: int, title: str) -> Figur
     heights = [max(_height(chart) for chart in charts[at * columns : (at + 1) * columns]) for at in range(rows)]
     lead = 0.45 if title else 0.0
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1, hspace=0.06, wspace=0.04)
-    wide = 10.0 if any(isinstance(chart, Tracks) for chart in charts) else 5.6
+    wide = 10.0 if any(isinstance(chart, SpanChart) for chart in charts) else 5.6
     figure = Figure(figsize=(wide * columns, sum(heights) + lead), layout=layout)
     if title:
         figure.suptitle(_plain(title), x=0.012, ha="left", fontsize=13, fontweight="bold")
@@ -93,26 +97,26 @@ def _figure(charts: Sequence[Chart | Tracks], columns: int, title: str) -> Figur
     for at, axes in enumerate(grid.flat):
         if at >= len(charts):
             axes.set_axis_off()
-        elif isinstance(chart := charts[at], Bars):
+        elif isinstance(chart := charts[at], BarChart):
             _bars(axes, chart)
-        elif isinstance(chart, Stacks):
+        elif isinstance(chart, StackedBarChart):
             _stacks(axes, chart)
-        elif isinstance(chart, Tracks):
+        elif isinstance(chart, SpanChart):
             _tracks(axes, chart)
         else:
             _lines(axes, chart)
     return figure
 
 
-def _height(chart: Chart | Tracks) -> float:
-    if isinstance(chart, Stacks):
+def _height(chart: Chart | SpanChart) -> float:
+    if isinstance(chart, StackedBarChart):
         return 1.5 + 0.36 * len(chart.stacks)
-    if isinstance(chart, Tracks):
+    if isinstance(chart, SpanChart):
         return max(1.3 + 0.24 * len(chart.tracks), 0.8 + 0.23 * len(chart.colours))
-    return 1.15 + 0.36 * len(chart.bars) if isinstance(chart, Bars) else 3.5
+    return 1.15 + 0.36 * len(chart.bars) if isinstance(chart, BarChart) else 3.5
 
 
-def _bars(axes: Axes, chart: Bars) -> None:
+def _bars(axes: Axes, chart: BarChart) -> None:
     places = range(len(chart.bars))
     values = [bar.value or 0.0 for bar in chart.bars]
     colours = [PALETTE[bar.colour % len(PALETTE)] for bar in chart.bars]
@@ -136,14 +140,15 @@ def _bars(axes: Axes, chart: Bars) -> None:
     _head(axes, chart)
 
 
-def _head(axes: Axes, chart: Bars | Stacks | Tracks) -> None:
-    """The title, and under it what it is about."""
+def _head(axes: Axes, chart: BarChart | StackedBarChart | SpanChart) -> None:
+    """Set the title and the subtitle."""
     axes.set_title(_plain(chart.title), pad=20)
     axes.text(0, 1.02, _plain(chart.about), transform=axes.transAxes, fontsize=8, color=FAINT, va="bottom")
 
 
-def _stacks(axes: Axes, chart: Stacks) -> None:
-    places, kinds = range(len(chart.stacks)), chart.kinds()
+def _stacks(axes: Axes, chart: StackedBarChart) -> None:
+    places = range(len(chart.stacks))
+    kinds = chart.kinds()
     left = [0.0] * len(chart.stacks)
     for kind in chart.colours:
         widths = [max(dict(stack.shares).get(kind, 0.0), 0.0) for stack in chart.stacks]
@@ -163,24 +168,24 @@ def _stacks(axes: Axes, chart: Stacks) -> None:
     _head(axes, chart)
 
 
-def _tracks(axes: Axes, chart: Tracks) -> None:
+def _tracks(axes: Axes, chart: SpanChart) -> None:
     for kind, colour in chart.colours.items():
         height = 0.42 if kind in chart.thin else 0.84
         for at, track in enumerate(chart.tracks):
             spans = [(start, stop - start) for start, stop, own in track.spans if own == kind]
             axes.broken_barh(spans, (at - height / 2, height), facecolors=colour, linewidth=0)
-        axes.barh(0, 0, color=colour, label=kind)  # for the legend
+        axes.barh(0, 0, color=colour, label=kind)  # an empty bar adds the kind to the legend
     axes.set_yticks(range(len(chart.tracks)), [_plain(_cut(track.label)) for track in chart.tracks])
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_xlim(chart.begin, chart.end)
     axes.set_ylim(len(chart.tracks) - 0.4, -0.6)
     axes.grid(False)
-    axes.set_xlabel("seconds since the run began")
+    axes.set_xlabel("seconds since the start of the run")
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), handlelength=1, handleheight=1)
     _head(axes, chart)
 
 
-def _lines(axes: Axes, chart: Lines) -> None:
+def _lines(axes: Axes, chart: LineChart) -> None:
     for line in chart.lines:
         if line.points:
             _line(axes, line)
@@ -208,7 +213,7 @@ def _lines(axes: Axes, chart: Lines) -> None:
         _legend(axes, chart)
 
 
-def _legend(axes: Axes, chart: Lines) -> None:
+def _legend(axes: Axes, chart: LineChart) -> None:
     if not chart.styles:
         axes.legend(loc="best")
         return
@@ -224,7 +229,7 @@ def _legend(axes: Axes, chart: Lines) -> None:
     axes.legend(handles=keys, loc="best")
 
 
-def _line(axes: Axes, line: Line) -> None:
+def _line(axes: Axes, line: ChartLine) -> None:
     xs, ys = zip(*line.points, strict=True)
     colour = PALETTE[line.colour % len(PALETTE)]
     named = _plain(line.label) not in axes.get_legend_handles_labels()[1]
@@ -256,5 +261,5 @@ def _cut(label: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of others: a dollar sign begins no formula."""
+    """Escape dollar signs, so that foreign text does not become a formula."""
     return text.replace("$", r"\$")

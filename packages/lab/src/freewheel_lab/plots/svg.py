@@ -1,4 +1,5 @@
-"""Charts as SVG for a page: colours and fonts are the page's own (classes c0, c1, ...), so they follow light and dark."""
+"""This module draws charts as SVG for a page. The page sets colours and fonts by its classes (c0,
+c1, ...), so charts adapt to light and dark screens."""
 
 from __future__ import annotations
 
@@ -7,25 +8,41 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from freewheel_lab.plots.chart import PALETTE, Bar, Bars, Chart, Line, Lines, Stacks, thinned, ticks
+from freewheel_lab.plots.chart import (
+    PALETTE,
+    Bar,
+    BarChart,
+    Chart,
+    ChartLine,
+    LineChart,
+    StackedBarChart,
+    thinned,
+    ticks,
+)
 from freewheel_lab.plots.numbers import percent
 
-BARS_WIDTH, ROW, THICK = 380, 42, 12
-LINES_WIDTH, HEIGHT = 560, 300
-LEFT, RIGHT, TOP, BOTTOM = 58, 16, 12, 48
-LABEL = 38  # letters that fit over a bar
+BARS_WIDTH = 380
+ROW = 42
+THICK = 12
+LINES_WIDTH = 560
+HEIGHT = 300
+LEFT = 58
+RIGHT = 16
+TOP = 12
+BOTTOM = 48
+LABEL = 38  # letters that fit above a bar
 MOST_POINTS = 240
 
 
 def draw(chart: Chart) -> str:
-    """The chart without its title, which is the page's to set; with the legend, where it needs one."""
-    if isinstance(chart, Stacks):
+    """Return the chart, with a legend if it needs one. The page adds the title."""
+    if isinstance(chart, StackedBarChart):
         return _stacks(chart)
-    return _bars(chart) if isinstance(chart, Bars) else _lines(chart)
+    return _bars(chart) if isinstance(chart, BarChart) else _lines(chart)
 
 
 def colour(number: int) -> str:
-    """The class of a colour of the palette."""
+    """Return the class of a colour of the palette."""
     return f"c{number % len(PALETTE)}"
 
 
@@ -33,10 +50,10 @@ def _open(width: int, height: float, label: str) -> str:
     return f'<svg class="chart" viewBox="0 0 {width} {height:g}" role="img" aria-label="{escape(label)}">'
 
 
-def _bars(chart: Bars) -> str:
+def _bars(chart: BarChart) -> str:
     height = ROW * len(chart.bars) + (18 if chart.ideal is not None else 2)
-    said = "; ".join(f"{bar.label} {bar.note or chart.show(bar.value)}" for bar in chart.bars)
-    parts = [_open(BARS_WIDTH, height, f"{chart.title}: {said}")]
+    description = "; ".join(f"{bar.label} {bar.note or chart.show(bar.value)}" for bar in chart.bars)
+    parts = [_open(BARS_WIDTH, height, f"{chart.title}: {description}")]
     for at, bar in enumerate(chart.bars):
         parts += _bar(chart, bar, at * ROW, BARS_WIDTH / chart.top)
     if chart.ideal is not None:
@@ -49,13 +66,13 @@ def _bars(chart: Bars) -> str:
     return "".join([*parts, "</svg>"])
 
 
-def _bar(chart: Bars, bar: Bar, y: float, scale: float) -> Iterator[str]:
+def _bar(chart: BarChart, bar: Bar, y: float, scale: float) -> Iterator[str]:
     label = bar.label if len(bar.label) <= LABEL else f"{bar.label[: LABEL - 1]}…"
     shown = bar.note or chart.show(bar.value)
     spread = bar.low is not None and bar.high is not None and bar.low < bar.high
-    said = f"{bar.label}: {shown}" + (f" ({chart.show(bar.low)} to {chart.show(bar.high)})" if spread else "")
+    description = f"{bar.label}: {shown}" + (f" ({chart.show(bar.low)} to {chart.show(bar.high)})" if spread else "")
     base = y + 20
-    yield f"<g><title>{escape(said)}</title>"
+    yield f"<g><title>{escape(description)}</title>"
     yield f'<text x="0" y="{y + 14:g}">{escape(label)}</text>'
     strong = "faint" if bar.note or bar.value is None else "strong"
     yield f'<text class="{strong}" x="{BARS_WIDTH}" y="{y + 14:g}" text-anchor="end">{escape(shown)}</text>'
@@ -70,7 +87,9 @@ def _bar(chart: Bars, bar: Bar, y: float, scale: float) -> Iterator[str]:
     if spread:
         assert bar.low is not None, "it has a spread"
         assert bar.high is not None, "it has a spread"
-        low, high, middle = max(bar.low, 0) * scale, min(bar.high * scale, BARS_WIDTH - 1), base + THICK / 2
+        low = max(bar.low, 0) * scale
+        high = min(bar.high * scale, BARS_WIDTH - 1)
+        middle = base + THICK / 2
         path = (
             f"M{low:.1f} {middle:g}H{high:.1f}M{low:.1f} {base + 2:g}v{THICK - 4}M{high:.1f} {base + 2:g}v{THICK - 4}"
         )
@@ -78,8 +97,9 @@ def _bar(chart: Bars, bar: Bar, y: float, scale: float) -> Iterator[str]:
     yield "</g>"
 
 
-def _lines(chart: Lines) -> str:
-    x_ticks, y_ticks = chart.x_ticks(), ticks(*chart.y_span())
+def _lines(chart: LineChart) -> str:
+    x_ticks = chart.x_ticks()
+    y_ticks = ticks(*chart.y_span())
     place_x = _scale(x_ticks[0], x_ticks[-1], LEFT, LINES_WIDTH - RIGHT, log=chart.log_x)
     place_y = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     names = ", ".join(dict.fromkeys(line.label for line in chart.lines))
@@ -97,11 +117,12 @@ def _lines(chart: Lines) -> str:
 
 def _scale(low: float, high: float, start: float, stop: float, *, log: bool = False) -> Callable[[float], float]:
     if log:
-        low, high = math.log(low), math.log(high)
+        low = math.log(low)
+        high = math.log(high)
     return lambda value: start + (stop - start) * ((math.log(value) if log else value) - low) / (high - low)
 
 
-def _axes(chart: Lines, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]]) -> Iterator[str]:
+def _axes(chart: LineChart, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]]) -> Iterator[str]:
     for y, shown in ys:
         yield f'<path class="grid" d="M{LEFT} {y:.1f}H{LINES_WIDTH - RIGHT}"/>'
         yield f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{escape(shown)}</text>'
@@ -116,7 +137,7 @@ def _axes(chart: Lines, xs: Sequence[tuple[float, str]], ys: Sequence[tuple[floa
     yield f'<text class="faint" transform="translate(12 {y:g}) rotate(-90)" text-anchor="middle">{escape(chart.y_label)}</text>'
 
 
-def _mark(chart: Lines, x: float) -> Iterator[str]:
+def _mark(chart: LineChart, x: float) -> Iterator[str]:
     yield f'<path class="ideal" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
     left = x > LINES_WIDTH / 2
     where = f'x="{x - 6 if left else x + 6:.1f}" y="{TOP + 12}" text-anchor="{"end" if left else "start"}"'
@@ -124,7 +145,7 @@ def _mark(chart: Lines, x: float) -> Iterator[str]:
 
 
 def _line(
-    chart: Lines, line: Line, place_x: Callable[[float], float], place_y: Callable[[float], float]
+    chart: LineChart, line: ChartLine, place_x: Callable[[float], float], place_y: Callable[[float], float]
 ) -> Iterator[str]:
     kept = thinned(range(len(line.points)), MOST_POINTS)
     points = [(place_x(line.points[at][0]), place_y(line.points[at][1])) for at in kept]
@@ -134,7 +155,8 @@ def _line(
         upper = [(points[n][0], place_y(line.high[at])) for n, at in enumerate(kept)]
         lower = [(points[n][0], place_y(line.low[at])) for n, at in enumerate(kept)]
         if steps:
-            upper, lower = _stepped(upper), _stepped(lower)
+            upper = _stepped(upper)
+            lower = _stepped(lower)
         yield f'<path class="band {own}" d="{_path([*upper, *reversed(lower)])}Z"/>'
     if line.style != "dots" and len(points) > 1:
         dashed = " dashed" if line.style == "dashed" else ""
@@ -143,8 +165,8 @@ def _line(
         large = 4.5 if line.style == "dots" or len(points) == 1 else 2.6
         for (x, y), at in zip(points, kept, strict=True):
             before, after = line.points[at]
-            said = f"{line.label}: {chart.show_y(after)} at {chart.show_x(before)}"
-            yield f'<circle class="dot {own}" cx="{x:.1f}" cy="{y:.1f}" r="{large}"><title>{escape(said)}</title></circle>'
+            description = f"{line.label}: {chart.show_y(after)} at {chart.show_x(before)}"
+            yield f'<circle class="dot {own}" cx="{x:.1f}" cy="{y:.1f}" r="{large}"><title>{escape(description)}</title></circle>'
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:
@@ -152,14 +174,14 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _stepped(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """A value holds until the next one comes."""
+    """Return the points of a step curve, in which a value holds until the next one."""
     found = list(points[:1])
     for (_, y), (x, new) in itertools.pairwise(points):
         found += [(x, y), (x, new)]
     return found
 
 
-def _legend(chart: Lines) -> str:
+def _legend(chart: LineChart) -> str:
     styles = {line.style for line in chart.lines if line.points} if chart.styles else set()
     plain = "line" if chart.styles else ""
     keys = [(colour(line.colour), plain or line.style, line.label) for line in chart.labelled()]
@@ -168,13 +190,14 @@ def _legend(chart: Lines) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _stacks(chart: Stacks) -> str:
-    said = "; ".join(
+def _stacks(chart: StackedBarChart) -> str:
+    description = "; ".join(
         f"{one.label} {', '.join(f'{kind} {percent(share)}' for kind, share in one.shares)}" for one in chart.stacks
     )
-    parts = [_open(LINES_WIDTH, ROW * len(chart.stacks) + 2, f"{chart.title}: {said}")]
+    parts = [_open(LINES_WIDTH, ROW * len(chart.stacks) + 2, f"{chart.title}: {description}")]
     for at, stack in enumerate(chart.stacks):
-        y, x = at * ROW, 0.0
+        y = at * ROW
+        x = 0.0
         parts.append(f'<text x="0" y="{y + 14}">{escape(stack.label)}</text>')
         parts.append(f'<rect class="track" x="0" y="{y + 20}" width="{LINES_WIDTH}" height="{THICK + 4}"/>')
         for kind, share in stack.shares:

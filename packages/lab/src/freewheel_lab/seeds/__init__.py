@@ -1,1 +1,1 @@
-"""`freewheel train --seeds`: the same training with several seeds, side by side."""
+"""`freewheel train --seeds` runs the same training with several seeds at the same time."""

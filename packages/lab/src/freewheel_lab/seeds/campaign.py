@@ -1,4 +1,5 @@
-"""The option `--seeds` of `freewheel train`; light, because every `freewheel train --help` reads it."""
+"""This module defines the option `--seeds` of `freewheel train`. It imports little, because every
+`freewheel train --help` loads it."""
 
 from __future__ import annotations
 
@@ -12,18 +13,19 @@ from freewheel.errors import Range, UsageError, check_ranges
 
 @dataclass(frozen=True)
 class SeedsOptions:
-    """Several runs of one command."""
+    """Run one command several times."""
 
     seeds: str = ""
-    """Run the same command with each of these seeds (1..5 or 1,2,7), side by side as the cores allow, and report mean and
-    interval of their evaluations. The runs are NAME-s1, NAME-s2, ...; the table is also in NAME-seeds.json."""
+    """Run the same command with each of these seeds (1..5 or 1,2,7). As many runs as the cores
+    allow run at the same time. The mean and the confidence interval of their evaluations are
+    reported. The runs are NAME-s1, NAME-s2, ...; NAME-seeds.json has the table."""
     jobs: Annotated[int | None, Range(least=1, most=10_000)] = None
-    """Runs of --seeds side by side (default: as many as the cores can serve)."""
+    """Number of runs of --seeds at the same time (default: as many as the cores can serve)."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.jobs is not None and not self.seeds:
-            raise UsageError("--jobs is the number of runs of --seeds side by side; add --seeds or leave it out")
+            raise UsageError("--jobs is the number of runs of --seeds at the same time; add --seeds or leave it out")
 
 
 def _train(own: SeedsOptions, request: CampaignRequest) -> int:
@@ -33,7 +35,8 @@ def _train(own: SeedsOptions, request: CampaignRequest) -> int:
     from freewheel.run.trainer import check
     from freewheel_lab.seeds import group as seeds
 
-    numbers, argv = seeds.read(own.seeds), list(request.argv)
+    numbers = seeds.read(own.seeds)
+    argv = list(request.argv)
     trust = request.trust or request.print_config
     if resolve.from_argv(argv, trust=trust).sources.get("seed") == "flag":
         raise UsageError("give --seed or --seeds, not both")
@@ -46,7 +49,7 @@ def _train(own: SeedsOptions, request: CampaignRequest) -> int:
         group = seeds.group_of(planned, numbers, own.jobs)
         print_line("\n".join(seeds.plan_lines(planned, group)))
         return 0
-    if config.among:  # all runs in one mode
+    if config.among:  # so that all runs use the same mode
         argv = [*argv, "--mode", planned.config.mode]
     with lasting_output():
         trusting = [*argv, "--trust"] if request.trust else argv

@@ -1,7 +1,9 @@
-"""`freewheel train --seeds 1..5`: the same command with several seeds, side by side as the cores allow, and their mean.
+"""`freewheel train --seeds 1..5` runs the same command with several seeds, as many at a time as the
+cores allow, and reports their mean.
 
-Every run is a process of its own with a run directory of its own, NAME-s1, NAME-s2, ...; NAME-seeds.json beside them holds the
-table. What a run prints is kept in its directory, as output.txt.
+Every run is a separate process with its run directory, NAME-s1, NAME-s2, ... The file
+NAME-seeds.json next to them holds the table. The output of a run is kept in its directory as
+output.txt.
 """
 
 from __future__ import annotations
@@ -29,19 +31,19 @@ if TYPE_CHECKING:
     from freewheel.run.plan import Plan
     from freewheel.run.process import Stop
 
-MOST = 1000  # seeds of one command
-POLL = 0.1  # seconds between two looks at the processes
-LEAST_CORES = 0.5  # that a run uses, even if its environments only wait
-RUN_MEMORY = 400 << 20  # bytes of a run, apart from its environments
-GRACE = 20.0  # seconds for runs to end after a second signal, then they are killed
-#: 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom; beyond them a series in 1/df is exact to three digits.
+MOST = 1000  # maximum number of seeds of one command
+POLL = 0.1  # seconds between two polls of the processes
+LEAST_CORES = 0.5  # minimum of cores of a run, even if its environments only wait
+RUN_MEMORY = 400 << 20  # bytes of a run without its environments
+GRACE = 20.0  # seconds that runs have to stop after a second signal before they are killed
+#: 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom. For more, a series in 1/df is exact to three digits.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 INTERVAL = "95 % interval of the mean (Student's t)"
 EVALUATIONS = ("final_eval", "best_eval")
 
 
 def read(text: str) -> list[int]:
-    """1..5 or 1,2,7 or 1..3,9 as numbers, each once."""
+    """Parse seeds such as 1..5 or 1,2,7 or 1..3,9. Repeated seeds are dropped."""
     seeds: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:\.\.(\d{1,18}))?", part.strip())
@@ -61,13 +63,13 @@ class SeedRun:
     began: float = 0.0
     seconds: float = 0.0
     process: subprocess.Popen[bytes] | None = None
-    code: int | None = None  # None: it has not ended
+    code: int | None = None  # None: it is still running
     error: str = ""
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def output(self) -> Path:
-        """What it prints, until it has ended."""
+        """Return the file with the output of the run until the run has ended."""
         return self.path.with_name(f".{self.path.name}.out")
 
     def start(self, argv: Sequence[str]) -> None:
@@ -78,10 +80,11 @@ class SeedRun:
         self.process = command.start("freewheel_lab.seeds.group", ["train", *argv, *own], self.output)
 
     def ended(self) -> bool:
-        """Whether it has ended just now; then what it has left is read."""
+        """Return whether the run has just ended. If so, read what it has written."""
         if self.process is None or self.code is not None or (code := self.process.poll()) is None:
             return False
-        self.code, self.seconds = code if code >= 0 else 128 - code, time.monotonic() - self.began
+        self.code = code if code >= 0 else 128 - code
+        self.seconds = time.monotonic() - self.began
         with suppress(OSError, ValueError):
             self.summary = json.loads((self.path / "summary.json").read_text())
         lines = self.output.read_text(errors="replace").splitlines()
@@ -95,7 +98,7 @@ class SeedRun:
         return True
 
     def row(self) -> Mapping[str, Any]:
-        """The newest row of its metrics, or none."""
+        """Return the newest row of the metrics, or an empty mapping if there is none."""
         from freewheel.files.read import newest_row
 
         return newest_row(self.path / "metrics.jsonl")
@@ -107,21 +110,22 @@ class SeedRun:
 
 
 @dataclass
-class Group:
-    """All runs of one command."""
+class SeedGroup:
+    """Holds all runs of one command."""
 
     title: str
-    file: Path  # the table as JSON
+    file: Path  # path of the JSON table
     runs: list[SeedRun]
     at_once: int
     budget: Budget
-    told: bool = False  # the signal that came has been passed on
+    forwarded: bool = False  # whether the signal has been forwarded
 
     def start(self, argv: Sequence[str], every: float) -> int:
-        """Run them all; the exit code is the worst of theirs. A signal ends all runs in good order."""
+        """Run all seeds and return the worst of their exit codes. A signal stops all runs cleanly."""
         from freewheel.run.process import Interrupted, Stop
 
-        stop, display = Stop(), _Display(self, every)
+        stop = Stop()
+        display = _SeedProgress(self, every)
         stop.begin()
         with stop.listening(), display:
             try:
@@ -137,7 +141,7 @@ class Group:
 
     @property
     def exit_code(self) -> int:
-        """The worst one: a failure counts more than a run that has lost workers."""
+        """Return the worst exit code. A failure is worse than a run that has lost workers."""
         codes = [run.code for run in self.runs if run.code is not None]
         return max(codes, key=lambda code: (code not in (0, 3), code), default=0)
 
@@ -147,28 +151,28 @@ class Group:
     def waiting(self) -> list[SeedRun]:
         return [run for run in self.runs if run.process is None]
 
-    def _turn(self, argv: Sequence[str], stop: Stop, display: _Display) -> bool:
-        """Take note of the runs that have ended, start others in their place; whether all is over."""
+    def _turn(self, argv: Sequence[str], stop: Stop, display: _SeedProgress) -> bool:
+        """Handle runs that have ended, start waiting runs, and return whether all have ended."""
         for run in self.running():
             if run.ended() and run.error and stop.signal is None:
                 display.print(f"seed {run.seed} failed: {run.error}")
-        if stop.signal is not None and not self.told:
-            self._pass_on(stop)
+        if stop.signal is not None and not self.forwarded:
+            self._forward(stop)
         for run in self.waiting()[: 0 if stop.signal is not None else self.at_once - len(self.running())]:
             run.start(argv)
         display.update()
         return not self.running() and (stop.signal is not None or not self.waiting())
 
-    def _pass_on(self, stop: Stop) -> None:
+    def _forward(self, stop: Stop) -> None:
         assert stop.signal is not None
-        self.told = True
+        self.forwarded = True
         for run in self.running():
             assert run.process is not None
             run.process.send_signal(stop.signal)
 
     def _end_now(self, stop: Stop) -> None:
-        """After a second signal: pass it on as well, and kill what does not end."""
-        self._pass_on(stop)
+        """Forward a second signal, and kill the runs that do not stop in time."""
+        self._forward(stop)
         deadline = time.monotonic() + GRACE
         for run in self.running():
             assert run.process is not None
@@ -195,7 +199,7 @@ class Group:
         return [float(value) for value in values if value is not None]
 
     def lines(self) -> Iterator[str]:
-        """The table at the end."""
+        """Yield the lines of the final table."""
         yield f"{self.title}: {len(self.runs)} seeds"
         yield _columns("seed", "final", "best", "time", "run")
         for run in self.runs:
@@ -212,14 +216,18 @@ class Group:
         yield f"  {self.file}"
 
 
-class _Display:
-    """The progress of all runs: a table on a terminal, a line an interval elsewhere."""
+class _SeedProgress:
+    """Shows the progress of all runs: a table on a terminal, otherwise a line for each interval."""
 
-    def __init__(self, group: Group, every: float) -> None:
+    def __init__(self, group: SeedGroup, every: float) -> None:
         from freewheel.files.terminal import Terminal
 
-        self._group, self._every, self._console = group, every, Terminal()
-        self._next, self._shown, self._live = 0.0, "", None
+        self._group = group
+        self._every = every
+        self._console = Terminal()
+        self._next = 0.0
+        self._shown = ""
+        self._live = None
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.live import Live
 
@@ -250,7 +258,7 @@ class _Display:
             self._console.print(line, soft_wrap=True)
 
     def _state(self, width: int = 0) -> Iterator[str]:
-        """How many have ended, then every run that is under way."""
+        """Yield the number of finished runs, and then a text for every active run."""
         group = self._group
         yield f"{sum(run.code is not None for run in group.runs)} of {len(group.runs)} seeds done"
         for run in group.running():
@@ -261,9 +269,11 @@ class _Display:
                 yield f"seed {run.seed:<{width}} starting"
 
 
-def group_of(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Group:
-    """The runs of these seeds, with free names; SetupError if the name that was asked for is taken."""
-    config, name = planned.config, planned.name
+def group_of(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> SeedGroup:
+    """Return a group of runs with unused names. Raise SetupError if the name that the user gave is
+    taken."""
+    config = planned.config
+    name = planned.name
     if not name.exact:
         name = replace(name, number=1)
     while True:
@@ -276,11 +286,11 @@ def group_of(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Gr
             raise SetupError(f"'{taken.name}' exists in {name.folder}; choose another --run or remove it")
         name = replace(name, number=name.number + 1)
     title = f"{config.env.name}  {config.algo}  {config.mode}"
-    return Group(title, file, runs, min(jobs or at_once(planned), len(seeds)), config.run.budget)
+    return SeedGroup(title, file, runs, min(jobs or at_once(planned), len(seeds)), config.run.budget)
 
 
-def claim(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Group:
-    """The same, with its JSON file created, so that nobody else gets the same names."""
+def claim(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> SeedGroup:
+    """Return the group and create its JSON file, so that no other command can get the same names."""
     from freewheel.run.checkpoints import checkpoint
 
     while True:
@@ -296,7 +306,8 @@ def claim(planned: Plan, seeds: Sequence[int], jobs: int | None = None) -> Group
 
 
 def at_once(planned: Plan) -> int:
-    """How many runs the cores and the memory can serve side by side; a simulation that fills a device has it alone."""
+    """Return how many runs the cores and the memory can serve at the same time. A simulation that
+    fills a device runs alone."""
     import psutil
 
     from freewheel.rollout.probe import usable_cores
@@ -311,9 +322,10 @@ def at_once(planned: Plan) -> int:
     return max(1, min(fits, int(memory)))
 
 
-def plan_lines(planned: Plan, group: Group) -> list[str]:
-    """The plan of a run, and that of the group."""
-    seeds, names = [str(run.seed) for run in group.runs], [str(run.path) for run in group.runs]
+def plan_lines(planned: Plan, group: SeedGroup) -> list[str]:
+    """Return the plan of a run, followed by that of the group."""
+    seeds = [str(run.seed) for run in group.runs]
+    names = [str(run.path) for run in group.runs]
     shown = ", ".join(seeds if len(seeds) <= 10 else [*seeds[:3], "...", seeds[-1]])
     where = names[0] if len(names) == 1 else f"{names[0]} to {group.runs[-1].path.name}"
     own = [f"seeds    {shown}: {group.at_once} at once", f"runs     {where}", f"table    {group.file}"]
@@ -321,17 +333,19 @@ def plan_lines(planned: Plan, group: Group) -> list[str]:
 
 
 def _statistics(values: Sequence[float]) -> dict[str, Any] | None:
-    """Mean and 95 % interval; None without values, no interval for a single one."""
+    """Return the mean and the 95 % interval. Without values the result is None, and a single value
+    has no interval."""
     if not values:
         return None
-    mean, count = statistics.fmean(values), len(values)
+    mean = statistics.fmean(values)
+    count = len(values)
     half = student(count - 1) * statistics.stdev(values) / math.sqrt(count) if count > 1 else None
     interval = None if half is None else [mean - half, mean + half]
     return {"mean": mean, "interval": interval, "half_width": half, "seeds": count}
 
 
 def student(df: int) -> float:
-    """The 97.5 % quantile of Student's t."""
+    """Return the 97.5 % quantile of Student's t distribution."""
     if df <= len(STUDENT):
         return STUDENT[df - 1]
     z = 1.959964
@@ -347,7 +361,7 @@ def _number(value: float | None) -> str:
 
 
 def _main() -> int:
-    """One run, started by `SeedRun.start`."""
+    """Run one seed in the process that `SeedRun.start` has started."""
     from freewheel.cli.main import main
     from freewheel.transport.command import end_with
 

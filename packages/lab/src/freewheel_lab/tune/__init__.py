@@ -1,1 +1,2 @@
-"""`freewheel tune`: measures an environment, predicts every setting, runs the best for real and writes a config."""
+"""`freewheel tune` measures an environment, predicts every setting, runs the best ones for real,
+and writes a config file."""

@@ -1,4 +1,5 @@
-"""The command `freewheel tune`: the best mode, workers, envs and fragments for an environment on this machine."""
+"""This module implements the command `freewheel tune`, which finds the best mode, workers, envs and
+fragments for an environment on this machine."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from freewheel.config.resolve import Config
     from freewheel_lab.tune.result import Tuning
 
-LOOK = 0.3  # seconds for which the load of other programs is looked at
-WIDTH = 124  # where the output is not a terminal
+LOOK = 0.3  # seconds over which the load of other programs is measured
+WIDTH = 124  # width of an output that is not a terminal
 
 
 @dataclass(frozen=True)
@@ -25,19 +26,21 @@ class TuneOptions:
     """How to search."""
 
     out: str = "tuned.toml"
-    """The file to write the chosen options to, for `freewheel train ENV --config FILE`: .toml or .json."""
+    """The file for the chosen options, .toml or .json. Use it with `freewheel train ENV --config
+    FILE`."""
     probe_seconds: Annotated[float, Range(least=2, most=60)] = 15.0
-    """Seconds of the probe, at most."""
+    """Maximum duration of the probe in seconds."""
     measure_seconds: Annotated[float, Range(least=0, most=3600)] = 8.0
-    """Seconds that each of the best two settings is run for real, its start not counted. 0: predict only."""
+    """Seconds for which each of the best two settings is run for real, without its start. With 0,
+    settings are only predicted."""
     show: Annotated[int, Range(least=1, most=1000)] = 8
-    """Settings in the table."""
+    """Number of settings in the table."""
     json: bool = False
     """Print everything as JSON."""
     dry_run: bool = False
     """Print what would be measured, and exit."""
     trust: bool = False
-    """Run code that the file of --config names, though you have not written it."""
+    """Run code that the file of --config names, even if you have not written it."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -47,9 +50,9 @@ def _options(argv: Sequence[str]) -> type[Any]:
     from freewheel.config import flags, resolve
 
     doc = (
-        "Measure an environment, predict what every mode would make of it with which workers, envs and fragments, run the best "
-        "two for real, and write the better one to a file for `freewheel train --config`. Takes all options of `train`: "
-        "what you give stays as it is, the rest is searched."
+        "Measure an environment and predict the speed of every mode with different workers, envs and fragments. Run the best two "
+        "for real, and write the better one to a file for `freewheel train --config`. All options of `train` are accepted: "
+        "options that you give stay fixed, and the others are searched."
     )
     return flags.with_own(resolve.options_type(argv), TuneOptions, doc=doc)
 
@@ -84,7 +87,8 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def configure(argv: Sequence[str], *, trust: bool = False) -> Config:
-    """The run that a command line describes, in any mode unless it or its file names one."""
+    """Return the run that a command line describes. It can use any mode unless the command line or
+    its file names one."""
     from pathlib import Path
 
     from freewheel.config import flags, resolve
@@ -96,7 +100,7 @@ def configure(argv: Sequence[str], *, trust: bool = False) -> Config:
 
 
 def _tune(tuning: Tuning, own: TuneOptions) -> None:
-    """Fill in what is found, step by step."""
+    """Run the steps of the tuning and store their results in `tuning`."""
     import psutil
 
     from freewheel.run.naming import name_run
@@ -104,8 +108,9 @@ def _tune(tuning: Tuning, own: TuneOptions) -> None:
     from freewheel_lab.tune.search import best_two, search
     from freewheel_lab.tune.trial import expected_s, run_trial
 
-    config, trials = tuning.config, ("the best two, run for real", 2 * (own.measure_seconds + 5))
-    with Progress([*stages(config, own.probe_seconds), *([trials] if own.measure_seconds else [])]) as progress:
+    config = tuning.config
+    trials = ("the best two, run for real", 2 * (own.measure_seconds + 5))
+    with TuningProgress([*stages(config, own.probe_seconds), *([trials] if own.measure_seconds else [])]) as progress:
         tuning.others = psutil.cpu_percent(LOOK) / 100 * (psutil.cpu_count() or 1)
         tuning.probe = probe(config, name_run(config), own.probe_seconds, progress.next)
         progress.next("the settings", 0.0)
@@ -117,13 +122,14 @@ def _tune(tuning: Tuning, own: TuneOptions) -> None:
             tuning.trials.append(run_trial(one, own.measure_seconds, trust=own.trust))
 
 
-class Progress:
-    """What is being measured, and how long all of it will take; on standard error."""
+class TuningProgress:
+    """Shows on standard error what is being measured and how long all of it will take."""
 
     def __init__(self, stages: Sequence[tuple[str, float]]) -> None:
         from freewheel.files.terminal import Terminal
 
-        self._stages, self._console = list(stages), Terminal(stderr=True)
+        self._stages = list(stages)
+        self._console = Terminal(stderr=True)
         self._status = self._console.status("starting ...")
 
     def __enter__(self) -> Self:
@@ -135,18 +141,18 @@ class Progress:
         self._status.stop()
 
     def next(self, what: str, seconds: float) -> None:
-        """This begins, and takes about so long."""
+        """Show the next step and its approximate duration."""
         names = [name for name, _ in self._stages]
         if what in names:
             del self._stages[: names.index(what)]
         self._say(f"measuring {what}", sum(took for _, took in self._stages))
 
     def trial(self, index: int, candidate: Any, seconds: Sequence[float]) -> None:
-        """One of the best two begins."""
+        """Show that one of the best two settings is started."""
         from freewheel_lab.tune.result import setting
 
-        said = f"running {index + 1} of {len(seconds)} for real: {setting(candidate)}"
-        self._say(said, sum(seconds[index:]))
+        text = f"running {index + 1} of {len(seconds)} for real: {setting(candidate)}"
+        self._say(text, sum(seconds[index:]))
 
     def _say(self, what: str, left: float) -> None:
         from freewheel.sinks.words import clock
@@ -159,7 +165,7 @@ class Progress:
 
 
 def _plan_lines(config: Config, own: TuneOptions, path: Any) -> list[str]:
-    """What would be done."""
+    """Return the lines of the plan."""
     from freewheel.sinks.words import clock
     from freewheel_lab.tune.probe import stages
     from freewheel_lab.tune.search import fixed_options
@@ -177,7 +183,7 @@ def _plan_lines(config: Config, own: TuneOptions, path: Any) -> list[str]:
 
 
 def _tell(tuning: Tuning, own: TuneOptions) -> None:
-    """The result, on standard output."""
+    """Print the result to standard output."""
     if own.json:
         import json
 
@@ -209,7 +215,7 @@ def _show(tuning: Tuning, own: TuneOptions, console: Console) -> None:
         console.print(Text(f"  {mode}: {why}", "dim"))
     console.print()
     if tuning.interrupted:
-        done = "predictions" if tuning.order else "the probe was not finished, so nothing is known"
+        done = "predictions" if tuning.order else "the probe was not finished, so there are no predictions"
         console.print(Text(f"interrupted: {done}" + (" without all measurements" if tuning.order else ""), "yellow"))
     if tuning.chosen is None:
         if not tuning.interrupted:

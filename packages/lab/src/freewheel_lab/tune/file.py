@@ -1,4 +1,5 @@
-"""The config file of a tuning: the options that were chosen, in the form that `train --config` reads, with the reasons."""
+"""This module writes the config file of a tuning. It holds the chosen options in the form that
+`train --config` reads, and the reasons for them."""
 
 from __future__ import annotations
 
@@ -14,23 +15,25 @@ from freewheel.errors import UsageError
 from freewheel.files import disk
 from freewheel.run.advice.prospects import words
 from freewheel_lab.tune.result import Tuning
-from freewheel_lab.tune.search import Candidate
+from freewheel_lab.tune.search import TuningCandidate
 
 MARK = "Written by freewheel tune"
 
 
 def check_place(path: Path) -> None:
-    """UsageError if the file cannot be written there, or would replace one that no tuning wrote."""
+    """Raise UsageError if the file cannot be written, or if it would replace a file that no tuning
+    has written."""
     if path.suffix not in (".toml", ".json"):
         raise UsageError(f"--out must end in .toml or .json, not {path.name}")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--out {path}: there is no directory {path.parent}")
     if path.exists() and MARK not in path.read_text(errors="replace")[:4096]:
-        raise UsageError(f"{path} exists and was not written by freewheel tune: choose another --out or remove it")
+        raise UsageError(f"{path} exists and was not written by freewheel tune; choose another --out or remove it")
 
 
-def options_of(config: Config, chosen: Candidate) -> dict[str, Any]:
-    """What the file holds: the options that were chosen, after those of the file that was given, by their dotted names."""
+def options_of(config: Config, chosen: TuningCandidate) -> dict[str, Any]:
+    """Return the contents of the file by dotted names. The options of the given config file come
+    first, and the chosen ones follow."""
     values = flags.flatten({name: value for name, value in config.to_json().items() if name != "sources"})
     args = {f"{vocabulary.FREE}{key}": value for key, value in config.env.args.items()}
     read = [name for name, source in config.sources.items() if source.startswith("file ")]
@@ -40,20 +43,21 @@ def options_of(config: Config, chosen: Candidate) -> dict[str, Any]:
     return {**kept, **{name: value for name, value in fixed.items() if value is not None}, **chosen.options}
 
 
-def command(config: Config, chosen: Candidate, path: Path) -> str:
-    """What to type to train with the file."""
+def command(config: Config, chosen: TuningCandidate, path: Path) -> str:
+    """Return the command that trains with the file."""
     held = options_of(config, chosen)
-    own = chosen.plan.config  # with the options of its mode that were given
+    own = chosen.plan.config  # includes the given options of its mode
     left = {name: source for name, source in own.sources.items() if name not in held and not source.startswith("file ")}
     return shlex.join(["freewheel", "train", *words(replace(own, sources=left)), "--config", str(path)])
 
 
 def write(tuning: Tuning, path: Path) -> None:
-    """Write the file; `tuning` is told where it is and what to type."""
+    """Write the file, and store its path and the command in `tuning`."""
     chosen = tuning.chosen
-    assert chosen is not None, "there is a setting"
+    assert chosen is not None, "a setting was chosen"
     tuning.command = command(tuning.config, chosen, path)
-    options, why = options_of(tuning.config, chosen), [f"{MARK}: {tuning.sentence}.", f"To use it: {tuning.command}"]
+    options = options_of(tuning.config, chosen)
+    why = [f"{MARK}: {tuning.sentence}.", f"To use it: {tuning.command}"]
     text = _json(options, why) if path.suffix == ".json" else _toml(options, why)
     disk.deliver(path, text.encode())
     tuning.file = str(path)
@@ -68,8 +72,8 @@ def _toml(options: dict[str, Any], why: list[str]) -> str:
 
 
 def _json(options: dict[str, Any], why: list[str]) -> str:
-    """`sources` is where a file says why; it is not read as an option."""
+    """Return the JSON text. `sources` holds the reasons; it is not read as an option."""
     plain = {name: value for name, value in options.items() if not name.startswith(vocabulary.FREE)}
     args = {name.removeprefix(vocabulary.FREE): value for name, value in options.items() if name not in plain}
-    told = ({"env_args": args} if args else {}) | {"sources": {"tune": " ".join(why)}}
-    return json.dumps({**plain, **told}, indent=2) + "\n"
+    extra = ({"env_args": args} if args else {}) | {"sources": {"tune": " ".join(why)}}
+    return json.dumps({**plain, **extra}, indent=2) + "\n"

@@ -1,4 +1,5 @@
-"""What a tuning has found: the settings with their predictions, those that were run for real, and the recommendation."""
+"""This module holds the results of a tuning: the settings with their predictions, the settings that
+were run for real, and the recommendation."""
 
 from __future__ import annotations
 
@@ -10,31 +11,32 @@ from freewheel.collect.mode import count
 from freewheel.config.resolve import Config
 from freewheel.run.advice.prospects import WAITS_FOR
 from freewheel_lab.tune.probe import Probe
-from freewheel_lab.tune.search import Candidate, fixed_options
-from freewheel_lab.tune.trial import Trial
+from freewheel_lab.tune.search import TuningCandidate, fixed_options
+from freewheel_lab.tune.trial import TuningTrial
 
-BETTER = 1.03  # times as fast as the one that was predicted to be best: then it is taken instead, ...
-WORTH_LAG = 1.1  # ... where it has more lag: a short training is not measured exactly, and older actions teach less
-BUSY = 0.25  # cores of other programs that are worth a word
+BETTER = 1.03  # a setting replaces the best prediction if it was measured to be this many times as fast ...
+WORTH_LAG = 1.1  # ... or this many times if it has more lag: short trainings are inexact, and older actions teach less
+BUSY = 0.25  # cores that other programs must keep busy for a warning
 
 
 @dataclass
 class Tuning:
-    """What is known so far; it grows while the tuning goes on."""
+    """Holds what is known so far. It grows during the tuning."""
 
-    config: Config  # as it was given
+    config: Config  # as the user gave it
     probe: Probe | None = None
-    order: Sequence[Candidate] = ()  # the best first, as predicted
-    refused: Mapping[str, str] = field(default_factory=dict)  # modes that do not take this run, and why
-    trials: list[Trial] = field(default_factory=list)
+    order: Sequence[TuningCandidate] = ()  # the best prediction first
+    refused: Mapping[str, str] = field(default_factory=dict)  # modes that do not accept this run, with the reasons
+    trials: list[TuningTrial] = field(default_factory=list)
     interrupted: bool = False
-    others: float = 0.0  # cores that other programs kept busy when it began
-    file: str = ""  # that holds the setting
-    command: str = ""  # that trains with it
+    others: float = 0.0  # cores that other programs kept busy at the start
+    file: str = ""  # file with the chosen setting
+    command: str = ""  # command that trains with it
 
     @property
-    def chosen(self) -> Candidate | None:
-        """What was measured to be better; where nothing was measured, what is predicted to be best."""
+    def chosen(self) -> TuningCandidate | None:
+        """Return the setting that was measured to be better. If nothing was measured, return the
+        best prediction."""
         measured = [trial for trial in self.trials if trial.rate is not None]
         if not measured:
             failed = [trial.candidate for trial in self.trials if trial.failed]
@@ -49,18 +51,19 @@ class Tuning:
 
     @property
     def warning(self) -> str:
-        """What the measurements suffered from; empty: nothing."""
+        """Return a warning about what disturbed the measurements, or an empty text."""
         if self.others < BUSY:
             return ""
-        busy = f"other programs kept {self.others:.1f} cores busy when this began"
-        return f"{busy}: predictions are for a machine that does nothing else, and measurements are lower"
+        busy = f"other programs kept {self.others:.1f} cores busy at the start"
+        return f"{busy}: predictions assume that this machine does nothing else, so measurements are lower"
 
-    def trial_of(self, candidate: Candidate) -> Trial | None:
-        """What a real run of a setting made, if there was one."""
+    def trial_of(self, candidate: TuningCandidate) -> TuningTrial | None:
+        """Return the real run of a setting, if there was one."""
         return next((trial for trial in self.trials if trial.candidate is candidate), None)
 
-    def shown(self, most: int) -> list[Candidate]:
-        """The settings that a person wants to see: what was run, the best of each mode, then the best of the others."""
+    def shown(self, most: int) -> list[TuningCandidate]:
+        """Return the settings for the table: those that were run, the best of each mode, and then
+        the best of the others."""
         first = {one.mode: one for one in reversed(self.order)}
         picked = [trial.candidate for trial in self.trials] + [one for one in self.order if first[one.mode] is one]
         picked += self.order
@@ -69,31 +72,33 @@ class Tuning:
 
     @property
     def sentence(self) -> str:
-        """The recommendation."""
+        """Return the recommendation as a sentence."""
         chosen = self.chosen
         if chosen is None:
-            return "nothing can be recommended: no setting was predicted"
-        trial, waits = self.trial_of(chosen), f"it waits for {WAITS_FOR[chosen.forecast.limit]}"
+            return "nothing can be recommended, because no setting was predicted"
+        trial = self.trial_of(chosen)
+        waits = f"it waits for {WAITS_FOR[chosen.forecast.limit]}"
         rate = f"{chosen.forecast.rate:,.0f} env steps/s are predicted"
         if trial is not None and trial.rate is not None and trial.error is not None:
             off = f"(predicted {chosen.forecast.rate:,.0f}, {trial.error:+.0%})"
             rate = f"{trial.rate:,.0f} env steps/s, measured {off}"
-        said = f"use {setting(chosen)}: {rate}, lag {chosen.forecast.lag:.1f}, {waits}"
-        return "; ".join([said, *self._about_the_other(chosen)])
+        text = f"use {setting(chosen)}: {rate}, lag {chosen.forecast.lag:.1f}, {waits}"
+        return "; ".join([text, *self._about_the_other(chosen)])
 
-    def _about_the_other(self, chosen: Candidate) -> list[str]:
-        """The other setting that was run, and what the measurement contradicted."""
-        said = []
+    def _about_the_other(self, chosen: TuningCandidate) -> list[str]:
+        """Return texts about the other setting that was run, and about measurements that contradict
+        the prediction."""
+        texts = []
         for trial in self.trials:
             if trial.candidate is chosen:
                 continue
             if trial.rate is None:
-                said.append(f"{setting(trial.candidate)} could not be measured ({trial.failed})")
+                texts.append(f"{setting(trial.candidate)} could not be measured ({trial.failed})")
             elif trial is self.trials[0]:
-                said.append(f"{setting(trial.candidate)} was predicted to be best and made only {trial.rate:,.0f}")
+                texts.append(f"{setting(trial.candidate)} was predicted to be best but made only {trial.rate:,.0f}")
             else:
-                said.append(f"{setting(trial.candidate)} made {trial.rate:,.0f}")
-        return said
+                texts.append(f"{setting(trial.candidate)} made {trial.rate:,.0f}")
+        return texts
 
     def to_json(self) -> dict[str, Any]:
         chosen = self.chosen
@@ -114,25 +119,25 @@ class Tuning:
         }
 
 
-def setting(one: Candidate) -> str:
-    """A setting in words: --mode continuous, 4 workers x 2 envs."""
+def setting(one: TuningCandidate) -> str:
+    """Return a setting as text, such as --mode continuous with 4 workers x 2."""
     return f"--mode {one.mode} with {lanes(one)}" + (f" in fragments of {one.fragment}" if odd(one) else "")
 
 
-def odd(one: Candidate) -> bool:
-    """Whether its fragments have another length than usual."""
+def odd(one: TuningCandidate) -> bool:
+    """Return whether its fragments have an unusual length."""
     return "collection_batch_size" in one.options
 
 
-def lanes(one: Candidate) -> str:
-    """Its workers and envs."""
+def lanes(one: TuningCandidate) -> str:
+    """Return its workers and envs as text."""
     envs = one.plan.spec.lanes
     if one.plan.worker_config is None:
         return count(envs, "env") + (" in processes" if one.plan.env_processes else "")
     return f"{count(one.plan.workers, 'worker')} x {envs // one.plan.workers}"
 
 
-def candidate_json(one: Candidate) -> dict[str, Any]:
+def candidate_json(one: TuningCandidate) -> dict[str, Any]:
     return {
         "options": one.options,
         "workers": one.plan.workers if one.plan.worker_config is not None else 0,

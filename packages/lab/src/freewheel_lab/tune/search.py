@@ -1,4 +1,5 @@
-"""The search: every mode with the numbers of workers, envs and steps that make sense here, each with what the model predicts."""
+"""The search tries every mode with sensible numbers of workers, envs and steps, and predicts each
+setting with the model."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ from freewheel.run.plan import Plan
 from freewheel.run.process import learner_threads
 from freewheel_lab.tune.probe import Probe
 
-#: Of the best predicted rate: of those that reach it, the one with the least lag and the fewest processes.
+#: Share of the best predicted rate. Of the settings that reach it, the one with the least lag and the fewest processes is best.
 AS_GOOD = 0.97
-SHORTEST = 16  # steps of each env in an update: shorter ones teach less about what follows an action
+SHORTEST = 16  # minimum steps of each env in an update; shorter ones teach less about the consequences of an action
 MOST_WORKERS = 256
 MOST_TOGETHER = 256  # envs in one process
 FRAGMENTS = (8, 32, 128)
 SEARCHED = ("workers", "envs_per_worker", "num_envs", "collection_batch_size", "placement")
-CHOSEN = ("flag", "argument", "file", "preset")  # how the sources of options begin that a person has decided
+CHOSEN = ("flag", "argument", "file", "preset")  # prefixes of the sources of options that the user has set
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A setting, and what it would make."""
+class TuningCandidate:
+    """Holds a setting and its forecast."""
 
     plan: Plan
     forecast: Forecast
@@ -43,7 +44,7 @@ class Candidate:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that make this setting, by name; what is so by default is left out."""
+        """Return the options that make this setting. Options with default values are omitted."""
         config = self.plan.config.collector
         if isinstance(config, WorkersConfig):
             chosen: dict[str, Any] = {"workers": config.workers, "envs_per_worker": config.envs_per_worker}
@@ -56,27 +57,28 @@ class Candidate:
 
     @property
     def fragment(self) -> int | None:
-        """Steps of each env that a worker hands over at once."""
+        """Return the steps of each env that a worker hands over at once."""
         config = self.plan.worker_config
         return None if config is None else config.fragment_steps(self.plan.batch)
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """What to have little of, where the rates are as good: lag, fragments of unusual length, processes, and numbers of envs
-        far from the usual ones, because what is learned depends on them."""
+        """Return the cost by which settings of equal rate are ordered. It counts lag, unusual
+        fragments, processes, and the distance from the usual number of envs, because learning
+        depends on it."""
         odd = "collection_batch_size" in self.options
         lanes = abs(log2(self.plan.spec.lanes / ENVS))
         return (by_lag(self.mode), odd, round(self.forecast.lag, 1), self.plan.env_processes, lanes)
 
 
 def fixed_options(config: Config) -> frozenset[str]:
-    """The names of options that a person has decided."""
+    """Return the names of options that the user has set."""
     return frozenset(name for name, source in config.sources.items() if source.partition(" ")[0] in CHOSEN)
 
 
-def search(probe: Probe) -> tuple[list[Candidate], dict[str, str]]:
-    """Every setting that can be had, the best first; and why modes are left out."""
-    found: list[Candidate] = []
+def search(probe: Probe) -> tuple[list[TuningCandidate], dict[str, str]]:
+    """Return all possible settings, the best first, and the reasons why modes are excluded."""
+    found: list[TuningCandidate] = []
     refused: dict[str, str] = {}
     with learner_threads(probe.config.run.machine.threads):
         for config in probe.config.among or (probe.config,):
@@ -87,23 +89,26 @@ def search(probe: Probe) -> tuple[list[Candidate], dict[str, str]]:
     return ranked(found), refused
 
 
-def _of_mode(config: Config, probe: Probe) -> tuple[list[Candidate], str]:
-    """The settings of one mode; and why it does not take one of them, if so."""
-    found, refused = list[Candidate](), ""
+def _of_mode(config: Config, probe: Probe) -> tuple[list[TuningCandidate], str]:
+    """Return the settings of one mode, and the last reason why a setting was refused."""
+    found = list[TuningCandidate]()
+    refused = ""
     for setting in _settings(config, probe):
         try:
             prospect = probe.predict(probe.arrange(setting))
         except FreewheelError as error:
             refused = str(error).splitlines()[0]
             continue
-        if prospect.plan is not None and prospect.forecast is not None:  # else nothing can be predicted
-            found.append(Candidate(prospect.plan, prospect.forecast, prospect.memory))
+        if prospect.plan is not None and prospect.forecast is not None:  # otherwise there is no prediction
+            found.append(TuningCandidate(prospect.plan, prospect.forecast, prospect.memory))
     return found, refused
 
 
-def ranked(found: Iterable[Candidate]) -> list[Candidate]:
-    """The best first: of those whose rates are as good, the one that costs least; then the others by their rates."""
-    left, order = sorted(found, key=lambda one: -one.forecast.rate), list[Candidate]()
+def ranked(found: Iterable[TuningCandidate]) -> list[TuningCandidate]:
+    """Sort settings. Those with about the best rate come first, ordered by cost. The others follow
+    by their rates."""
+    left = sorted(found, key=lambda one: -one.forecast.rate)
+    order = list[TuningCandidate]()
     while left:
         good = [one for one in left if one.forecast.rate >= AS_GOOD * left[0].forecast.rate]
         order += sorted(good, key=lambda one: one.cost)
@@ -111,8 +116,9 @@ def ranked(found: Iterable[Candidate]) -> list[Candidate]:
     return order
 
 
-def best_two(order: Sequence[Candidate]) -> list[Candidate]:
-    """The best, and the best of another mode; where there is none, the next with other workers or envs."""
+def best_two(order: Sequence[TuningCandidate]) -> list[TuningCandidate]:
+    """Return the best setting and the best one of another mode. If there is no other mode, the
+    second has other workers or envs."""
     if len(order) < 2:
         return list(order)
     first = order[0]
@@ -123,8 +129,10 @@ def best_two(order: Sequence[Candidate]) -> list[Candidate]:
 
 
 def _settings(config: Config, probe: Probe) -> Iterator[Config]:
-    """The run in its mode, with every number that makes sense; what a person has decided stays."""
-    fixed, collector = fixed_options(config), config.collector
+    """Yield the run in its mode with every sensible number. Options that the user has set do not
+    change."""
+    fixed = fixed_options(config)
+    collector = config.collector
     free = [name for name in SEARCHED if name not in fixed and hasattr(collector, name)]
     found: Iterator[dict[str, Any]] = iter([{}])
     if isinstance(collector, SerialConfig):
@@ -136,14 +144,16 @@ def _settings(config: Config, probe: Probe) -> Iterator[Config]:
 
 
 def _most_lanes(config: Config, probe: Probe) -> int:
-    """Lanes that leave each enough steps in an update, where their number follows from its rows."""
+    """Return how many lanes leave each one enough steps in an update, if the number of lanes
+    decides its steps."""
     if not config.learner.on_policy or config.run.num_steps_per_env != "auto":
         return MOST_TOGETHER
     return max(1, config.learner.rows_per_update(probe.cost.spec) // SHORTEST)
 
 
 def _serial(free: Sequence[str], config: Config, probe: Probe) -> Iterator[dict[str, Any]]:
-    room, cores = min(_most_lanes(config, probe), memory_room(probe.cost), MOST_TOGETHER), usable_cores()
+    room = min(_most_lanes(config, probe), memory_room(probe.cost), MOST_TOGETHER)
+    cores = usable_cores()
     lanes = _doubling(1, room) if "num_envs" in free else [None]
     places: Sequence[str | None] = [None]
     if "placement" in free:
@@ -158,8 +168,10 @@ def _serial(free: Sequence[str], config: Config, probe: Probe) -> Iterator[dict[
 
 
 def _workers(free: Sequence[str], config: Config, probe: Probe) -> Iterator[dict[str, Any]]:
-    """Numbers that multiply to what is fixed; an env that computes gets no more workers than there are cores."""
-    most, cores = min(_most_lanes(config, probe), memory_room(probe.cost)), usable_cores()
+    """Yield numbers whose product is what the user has fixed. An env that computes gets no more
+    workers than there are cores."""
+    most = min(_most_lanes(config, probe), memory_room(probe.cost))
+    cores = usable_cores()
     collector: Any = config.collector
     total = None if "num_envs" in free else int(collector.num_envs)
     limit = min(cores if probe.cost.computes else MOST_WORKERS, most)
@@ -182,7 +194,8 @@ def _workers(free: Sequence[str], config: Config, probe: Probe) -> Iterator[dict
 
 
 def _fragments(free: Sequence[str], config: Config) -> Sequence[int | None]:
-    """Whole batches are handed over whole: only where workers run free does the length matter."""
+    """Return the lengths of fragments to try. Only workers that run freely have a choice, because
+    whole batches are handed over at once."""
     mode = MODES[config.mode]
     if "collection_batch_size" not in free or not mode.free_running or config.collector.whole_episodes:
         return [None]
@@ -190,6 +203,6 @@ def _fragments(free: Sequence[str], config: Config) -> Sequence[int | None]:
 
 
 def _doubling(least: int, most: int, *others: int) -> list[int]:
-    """1, 2, 4, ... and others, up to a limit."""
+    """Return 1, 2, 4, ... and the other numbers, up to a limit."""
     powers = [1 << power for power in range(most.bit_length()) if least <= 1 << power <= most]
     return sorted({*powers, *(one for one in others if least <= one <= most)})

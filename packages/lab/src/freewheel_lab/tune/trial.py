@@ -1,4 +1,4 @@
-"""The best settings run for real: short trainings in processes of their own."""
+"""This module runs the best settings for real, as short trainings in separate processes."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ from freewheel.config.resolve import Config
 from freewheel.errors import MeasureError
 from freewheel.files.reach import typed
 from freewheel.run.advice.prospects import words
-from freewheel_lab.bench.measure import Measurement, Order, measure
-from freewheel_lab.tune.search import Candidate
+from freewheel_lab.bench.measure import Measurement, TrainingRequest, measure
+from freewheel_lab.tune.search import TuningCandidate
 
-WARM_UP, FEWEST = 2, 5  # updates of a trial before the window, and in all
-WARM_UP_SHARE = 0.2  # of the rows of a trial that are not counted, at least
-STARTING = 5.0  # seconds until a training has begun, about
-LONGEST = 6.0  # times as long as expected, then it is ended
+WARM_UP = 2  # updates of a trial before the window
+FEWEST = 5  # minimum updates of a trial
+WARM_UP_SHARE = 0.2  # minimum share of a trial's rows that is not counted
+STARTING = 5.0  # approximate seconds until a training has begun
+LONGEST = 6.0  # a trial is stopped after this many times its expected duration
 OWN = ("steps", "minutes", "episodes", "run", "runs_dir", "evals", "log_every", "checkpoint_every", "sinks")
 
 
 @dataclass(frozen=True)
-class Trial:
-    """A setting, and what a training with it made."""
+class TuningTrial:
+    """Holds a setting and the result of a training with it."""
 
-    candidate: Candidate
+    candidate: TuningCandidate
     measured: Measurement | None
     failed: str = ""  # why it could not be measured
 
     @property
     def rate(self) -> float | None:
-        """Env steps/s."""
+        """Return env steps/s."""
         return None if self.measured is None else self.measured.steps_per_s
 
     @property
     def error(self) -> float | None:
-        """How far the prediction was off: 0.1 is a tenth too much."""
+        """Return the relative error of the prediction. 0.1 means that it was 10 % too high."""
         return None if self.rate is None else self.candidate.forecast.rate / self.rate - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class Trial:
 
 
 def command_words(config: Config, options: dict[str, Any]) -> list[str]:
-    """What follows `freewheel train` for a run with these options in place of its own."""
+    """Return the arguments of `freewheel train` for a run in which these options replace its own."""
     others = replace(config, sources={name: source for name, source in config.sources.items() if name not in options})
     line = words(others)
     for name, value in options.items():
@@ -65,25 +66,27 @@ def command_words(config: Config, options: dict[str, Any]) -> list[str]:
     return line
 
 
-def expected_s(candidate: Candidate, seconds: float) -> float:
-    """About how long a trial takes, its start included."""
+def expected_s(candidate: TuningCandidate, seconds: float) -> float:
+    """Return the approximate duration of a trial with its start."""
     return STARTING + _rows(candidate, seconds) / candidate.forecast.rate
 
 
-def _rows(candidate: Candidate, seconds: float) -> int:
-    """Whole updates that take about so long, and never too few to be measured."""
+def _rows(candidate: TuningCandidate, seconds: float) -> int:
+    """Return the rows of whole updates that take about this long, with a minimum that can be
+    measured."""
     each = candidate.plan.batch.rows if candidate.plan.batch.episodes is None else 1000
     return each * max(FEWEST, ceil(candidate.forecast.rate * seconds / each))
 
 
-def run_trial(candidate: Candidate, seconds: float, *, seed: int = 0, trust: bool = False) -> Trial:
-    """Train with a setting for about so many seconds; a failure is told in the result."""
-    rows, plan = _rows(candidate, seconds), candidate.plan
+def run_trial(candidate: TuningCandidate, seconds: float, *, seed: int = 0, trust: bool = False) -> TuningTrial:
+    """Train with a setting for about this many seconds. A failure is part of the result."""
+    rows = _rows(candidate, seconds)
+    plan = candidate.plan
     own = {name: source for name, source in plan.config.sources.items() if name not in OWN}
     line = command_words(replace(plan.config, sources=own), candidate.options)
     warm = max(WARM_UP * plan.batch.rows, int(WARM_UP_SHARE * rows))
     with TemporaryDirectory(prefix="tune-", dir=get_temp_dir()) as folder:
-        order = Order(
+        order = TrainingRequest(
             argv=(*line, "--steps", str(rows), "--seed", str(seed), *(["--trust"] if trust else [])),
             name="trial",
             folder=typed(Path(folder)),
@@ -91,6 +94,6 @@ def run_trial(candidate: Candidate, seconds: float, *, seed: int = 0, trust: boo
             limit_s=STARTING * LONGEST + LONGEST * rows / candidate.forecast.rate,
         )
         try:
-            return Trial(candidate, measure(order))
+            return TuningTrial(candidate, measure(order))
         except MeasureError as error:
-            return Trial(candidate, None, str(error).splitlines()[0])
+            return TuningTrial(candidate, None, str(error).splitlines()[0])

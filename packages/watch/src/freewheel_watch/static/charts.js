@@ -1,16 +1,16 @@
-// Curves with uPlot: one line a run, or for the seeds of a group their mean with a band from the least to the greatest.
+// This module draws curves with uPlot. A run has one line; the seeds of a group have their mean with a band from minimum to maximum.
 
 import { clock, make, placeTip, short, ticks, write } from "./format.js";
 
-const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]; // between ticks
-const GRID = 300; // points of a group's mean
+const SECONDS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800]; // possible seconds between two ticks
+const GRID = 300; // number of points of a group's mean
 const COLORS = ["#159b78", "#3a7fe0", "#d9622b", "#9b4fc0", "#c29200", "#d14a83", "#4aa3b8", "#7d8a2e", "#8c5a3c", "#6b7a8f"];
 
 export const color = (index) => COLORS[index % COLORS.length];
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-/** Points of a run as ascending x and y without gaps; of equal x the newest counts. */
+/** Returns points of a run as ascending x and y without gaps. Of points with the same x the newest is used. */
 export function line(points, x, y) {
   const xs = [], ys = [];
   for (const point of points) {
@@ -24,7 +24,7 @@ export function line(points, x, y) {
   return [xs, ys];
 }
 
-/** The value of a line at x, between its points; null outside of it. */
+/** Returns the interpolated value of a line at x, or null outside of the line. */
 function between([xs, ys], x) {
   if (!xs.length || x < xs[0] || x > xs[xs.length - 1]) return null;
   let [low, high] = [0, xs.length - 1];
@@ -36,7 +36,7 @@ function between([xs, ys], x) {
   return ys[low] + ((ys[high] - ys[low]) * (x - xs[low])) / (xs[high] - xs[low]);
 }
 
-/** Mean, least and greatest of several lines where all of them are. */
+/** Returns the mean, minimum and maximum of several lines over the range that all of them cover. */
 export function band(lines) {
   const full = lines.filter(([xs]) => xs.length);
   if (!full.length) return [[], [], [], []];
@@ -57,7 +57,7 @@ export function band(lines) {
 }
 
 /** A chart in an element. `draw` takes curves {label, color, lines: [[xs, ys], ...]}; several lines are the seeds of a group.
-    fromZero: the axis begins there; held: a value holds until the next one, and each has a marker. */
+    fromZero: the axis begins at zero. held: a value holds until the next one, and each has a marker. */
 export class Chart {
   constructor(element, tip, { fromZero = false, held = false } = {}) {
     Object.assign(this, { fromZero, held });
@@ -67,8 +67,8 @@ export class Chart {
     this.plot = null;
     this.shape = "";
     this.curves = [];
-    this.pointed = false; // the tip is about this chart
-    this.zoomed = false; // a part was chosen, and is kept while new points come
+    this.pointed = false; // whether the tip belongs to this chart
+    this.zoomed = false; // whether the user has chosen a part, which new points do not change
     new ResizeObserver(() => this.resize()).observe(element);
   }
 
@@ -124,7 +124,7 @@ export class Chart {
       series.push({ label: curve.label, stroke: curve.color, width: 1.8, spanGaps: true, points, ...paths });
       if (curve.group) {
         const edge = { stroke: curve.color, width: 0, spanGaps: true, points: { show: false } };
-        series.push({ label: `${curve.label}, least`, ...edge }, { label: `${curve.label}, greatest`, ...edge });
+        series.push({ label: `${curve.label}, minimum`, ...edge }, { label: `${curve.label}, maximum`, ...edge });
         bands.push({ series: [at + 2, at + 1], fill: `${curve.color}33` });
       }
     }
@@ -165,7 +165,7 @@ export class Chart {
   }
 }
 
-/** The value at an index, or the last one before it: joined curves have gaps where others have points. */
+/** Returns the value at an index or the last one before it. Joined curves have gaps where others have points. */
 function nearest(values, index) {
   for (let at = index; at >= 0; at -= 1) if (values[at] !== null && values[at] !== undefined) return values[at];
   return null;
@@ -173,7 +173,7 @@ function nearest(values, index) {
 
 const known = (values) => values.filter((value) => value !== null && value !== undefined);
 
-/** Indices at which a value is another one than before. */
+/** Returns the indices at which the value changes. */
 function changes(plot, series) {
   const found = [];
   let before = null;
@@ -185,10 +185,10 @@ function changes(plot, series) {
   return found;
 }
 
-/** Room for the labels of an axis. */
+/** Returns the room for the labels of an axis. */
 const widest = (plot, labels) => Math.max(46, 12 + 6.5 * Math.max(0, ...(labels ?? []).map((label) => label.length)));
 
-/** What an axis shows: a tenth of its values at least, so that a small difference looks small. */
+/** Returns the range of an axis. It is at least a tenth of its values, so that a small difference looks small. */
 function padded(least, most) {
   if (most === null || !Number.isFinite(most)) return [0, 1];
   const span = Math.max(most - least, 0.1 * Math.max(Math.abs(least), Math.abs(most))) || 1;

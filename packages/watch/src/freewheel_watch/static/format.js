@@ -1,8 +1,8 @@
-// Numbers, times and elements: how the page writes them.
+// This module formats numbers and times, and creates elements.
 
 const UNITS = [[1e9, "G"], [1e6, "M"], [1e3, "k"]];
 
-/** Three digits, with k, M or G where it is long: 12.3k. */
+/** Formats a number with three digits, and with k, M or G if it is large: 12.3k. */
 export function short(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";
   const size = Math.abs(value);
@@ -10,7 +10,7 @@ export function short(value) {
   return digits(value);
 }
 
-/** The ticks of an axis, so many units apart: all with as many places as it takes to tell them apart. */
+/** Formats the ticks of an axis. All have the number of decimal places that distinguishes them. */
 export function ticks(values, step) {
   const most = Math.max(0, ...values.map(Math.abs)), [unit, letter] = UNITS.find(([size]) => most >= size) ?? [1, ""];
   let places = 0;
@@ -27,12 +27,12 @@ function digits(value) {
   return Number(value.toPrecision(2)).toString();
 }
 
-/** All digits of a whole number: 12,345. */
+/** Formats a whole number with all digits: 12,345. */
 export const whole = (value) => (Number.isFinite(value) ? Math.round(value).toLocaleString("en-US") : "–");
 
 export const percent = (share) => (Number.isFinite(share) ? `${digits(100 * share)} %` : "–");
 
-/** 0:42, 12:05 or 3:12:05. */
+/** Formats seconds as 0:42, 12:05 or 3:12:05. */
 export function clock(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   const all = Math.max(0, Math.round(seconds));
@@ -40,7 +40,7 @@ export function clock(seconds) {
   return hours ? `${hours}:${String(minutes).padStart(2, "0")}:${rest}` : `${minutes}:${rest}`;
 }
 
-/** How long ago, in words. */
+/** Says how long ago something was. */
 export function ago(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   if (seconds < 5) return "now";
@@ -50,18 +50,18 @@ export function ago(seconds) {
   return `${Math.round(seconds / 86400)} days ago`;
 }
 
-/** A short duration: 3 ms, 1.2 s. */
+/** Formats a short duration: 3 ms, 1.2 s. */
 export function spell(seconds) {
   if (!Number.isFinite(seconds)) return "";
   if (seconds >= 90) return clock(seconds);
   return seconds < 0.95 ? `${digits(1000 * seconds)} ms` : `${digits(seconds)} s`;
 }
 
-/** As it is, but characters that show nothing, or turn round the order of others, by their numbers: what is told may be anybody's. */
+/** Replaces invisible characters and those that reverse text by their numbers, because the text may come from anywhere. */
 const plain = (text) => (typeof text !== "string" ? text
   : text.replace(/[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`));
 
-/** An element with properties, attributes of `data` and children; text is never read as HTML. */
+/** Creates an element with properties and children. Text is never parsed as HTML. */
 export function make(tag, properties = {}, ...children) {
   const element = Object.assign(document.createElement(tag), properties);
   if ("textContent" in properties) element.textContent = plain(properties.textContent);
@@ -71,13 +71,13 @@ export function make(tag, properties = {}, ...children) {
 
 export const find = (id) => document.getElementById(id);
 
-/** Set a text only where it changes, so that selections and layouts stay. */
+/** Sets a text only if it changes, so that selections and layouts stay. */
 export function write(element, text) {
   const shown = plain(text);
   if (element.textContent !== shown) element.textContent = shown;
 }
 
-/** What lies behind an element's `data-tip`, beside the pointer; at once and on touch, other than `title`. */
+/** Shows the `data-tip` of an element next to the pointer, at once and also on touch, unlike `title`. */
 export function watchTips(tip) {
   const show = (event) => {
     const owner = event.target.closest?.("[data-tip], [title]");

@@ -1,25 +1,25 @@
-// The page: which runs it shows, what the server tells of them, and when it is drawn.
+// This module chooses the runs of the page, receives messages of the server, and redraws the page.
 
 import { Chart, color, line } from "./charts.js";
 import { ago, clock, find, make, short, watchTips, whole, write } from "./format.js";
 import { showHead, showLedger, showMessages, showShares, showTiles, showWorkers, swatch } from "./panels.js";
 
-const MOST = 12; // runs at once: the one that is open and those beside it
-const WINDOW = 60; // seconds of the strips
-const TIMELINE_EVERY = 1500; // milliseconds between two looks at a timeline
-const SILENCE = 15000; // milliseconds without a word of the server
-const REST = 5000; // milliseconds that a page is told news after it was hidden
-const PATIENCE = 3000; // milliseconds after a connection was lost in which it may come back
+const MOST = 12; // runs at once: the open one and those that are compared with it
+const WINDOW = 60; // seconds that the strips cover
+const TIMELINE_EVERY = 1500; // milliseconds between two requests for a timeline
+const SILENCE = 15000; // milliseconds without a message after which the server is silent
+const REST = 5000; // milliseconds after which a hidden page stops to receive news
+const PATIENCE = 3000; // milliseconds in which a lost connection may come back
 
 const page = {
   words: { shares: { worker: {}, learner: {} }, states: {}, colors: {} },
-  columns: [], kinds: [],   // names of the columns of points and of shares
-  runs: new Map(),          // name -> what is known of a run that is shown
+  columns: [], kinds: [],   // columns of points and of shares
+  runs: new Map(),          // name -> data of a run that is shown
   listed: [], place: "", newest: null,
-  open: null, beside: [],   // names
+  open: null, compared: [],   // names
   x: "env_steps",
   source: null, heard: 0, lost: 0, resting: false, timeline: { stamp: null, asked: 0, chart: null },
-  late: false,              // something has come since it was last drawn
+  late: false,              // whether there is news since it was last drawn
 };
 const tip = find("tip");
 const charts = { return_mean: new Chart(find("chart-return"), tip), eval_return: new Chart(find("chart-eval"), tip, { held: true }), steps_per_s: new Chart(find("chart-speed"), tip, { fromZero: true }) };
@@ -29,14 +29,14 @@ const charts = { return_mean: new Chart(find("chart-return"), tip), eval_return:
 function readAddress() {
   const given = new URLSearchParams(location.search);
   page.open = given.get("run");
-  page.beside = given.getAll("with").slice(0, MOST - 1);
+  page.compared = given.getAll("with").slice(0, MOST - 1);
   page.x = given.get("x") === "wall_s" ? "wall_s" : "env_steps";
 }
 
 function writeAddress() {
   const given = new URLSearchParams();
   if (page.open) given.set("run", page.open);
-  for (const name of page.beside) given.append("with", name);
+  for (const name of page.compared) given.append("with", name);
   if (page.x === "wall_s") given.set("x", page.x);
   history.replaceState(null, "", given.size ? `/?${given}` : "/");
 }
@@ -46,7 +46,7 @@ function writeAddress() {
 function listen() {
   page.source?.close();
   page.resting = false;
-  const asked = new URLSearchParams([page.open, ...page.beside].filter(Boolean).map((name) => ["run", name]));
+  const asked = new URLSearchParams([page.open, ...page.compared].filter(Boolean).map((name) => ["run", name]));
   const source = new EventSource(`/events?${asked}`);
   page.source = source;
   const on = (kind, take) => source.addEventListener(kind, (event) => {
@@ -56,7 +56,7 @@ function listen() {
     take(JSON.parse(event.data));
     page.late = true;
   });
-  on("hello", (told) => { page.words = told.words; page.columns = told.columns; page.kinds = told.kinds; });
+  on("hello", (message) => { page.words = message.words; page.columns = message.columns; page.kinds = message.kinds; });
   on("runs", takeRuns);
   on("run", takeRun);
   on("alive", () => {});
@@ -64,20 +64,20 @@ function listen() {
   source.onerror = () => { page.lost ||= Date.now(); };
 }
 
-function takeRuns(told) {
-  page.listed = told.runs;
-  page.place = told.place;
-  const known = page.open && told.runs.some((run) => run.name === page.open);
-  if (!known && told.newest) choose(told.newest, []);
+function takeRuns(message) {
+  page.listed = message.runs;
+  page.place = message.place;
+  const known = page.open && message.runs.some((run) => run.name === page.open);
+  if (!known && message.newest) choose(message.newest, []);
 }
 
-function takeRun(told) {
-  let run = page.runs.get(told.name);
-  if (!run || told.full) {
+function takeRun(message) {
+  let run = page.runs.get(message.name);
+  if (!run || message.full) {
     run = { points: [], recent: [], about: {}, head: null, tiles: [], workers: null, learner: [], ledger: null, messages: [], timeline: null, tail: null };
-    page.runs.set(told.name, run);
+    page.runs.set(message.name, run);
   }
-  const { points = [], recent = [], ...sections } = told;
+  const { points = [], recent = [], ...sections } = message;
   run.points.push(...points);
   run.recent.push(...recent);
   Object.assign(run, sections);
@@ -85,7 +85,7 @@ function takeRun(told) {
   run.recent = run.recent.filter((row) => row[0] >= newest - WINDOW);
 }
 
-/** A page that nobody sees needs no news; and a browser has but six connections to a server for all its tabs. */
+/** Stops the news of a hidden page. A browser has only six connections to a server for all its tabs. */
 function rest() {
   page.resting = true;
   page.source?.close();
@@ -93,10 +93,10 @@ function rest() {
 
 // --------------------------------------------------------------------------------------------------------------- choices
 
-function choose(name, beside = page.beside.filter((other) => other !== name)) {
+function choose(name, compared = page.compared.filter((other) => other !== name)) {
   page.open = name;
-  page.beside = beside.slice(0, MOST - 1);
-  for (const known of [...page.runs.keys()]) if (known !== name && !page.beside.includes(known)) page.runs.delete(known);
+  page.compared = compared.slice(0, MOST - 1);
+  for (const known of [...page.runs.keys()]) if (known !== name && !page.compared.includes(known)) page.runs.delete(known);
   page.timeline.chart?.destroy();
   page.timeline = { stamp: null, asked: 0, chart: null };
   writeAddress();
@@ -105,7 +105,7 @@ function choose(name, beside = page.beside.filter((other) => other !== name)) {
 }
 
 function compare(names, on) {
-  const others = page.beside.filter((name) => !names.includes(name));
+  const others = page.compared.filter((name) => !names.includes(name));
   choose(page.open, on ? [...others, ...names.filter((name) => name !== page.open)] : others);
 }
 
@@ -134,12 +134,12 @@ function showBanner() {
   const banner = find("banner");
   banner.hidden = !refused && !silent;
   if (refused) write(banner, "This page has ended. Start it again: freewheel watch");
-  else if (silent) write(banner, "The server of this page does not answer: is freewheel watch still running? Trainings go on without it.");
+  else if (silent) write(banner, "The server of this page does not answer: is freewheel watch still running? Trainings continue without it.");
 }
 
-/** Curves of the open run and of those beside it; runs of a group that are all shown are one curve with a band. */
+/** Returns the curves of the open run and of the runs that are compared with it. Several runs of a group form one curve with a band. */
 function curvesShown() {
-  const names = [page.open, ...page.beside].filter((name) => page.runs.get(name)?.points);
+  const names = [page.open, ...page.compared].filter((name) => page.runs.get(name)?.points);
   const groups = new Map();
   for (const name of names) {
     const group = page.listed.find((run) => run.name === name)?.group ?? null;
@@ -147,7 +147,7 @@ function curvesShown() {
     groups.set(key, [...(groups.get(key) ?? []), name]);
   }
   return [...groups].map(([key, members], at) => ({
-    label: members.length > 1 ? `${key} (${members.length} seeds: mean, least to greatest)` : members[0], members, color: color(at),
+    label: members.length > 1 ? `${key} (${members.length} seeds: mean, minimum to maximum)` : members[0], members, color: color(at),
   }));
 }
 
@@ -177,13 +177,13 @@ async function askTimeline(name, stamp) {
   page.timeline.asked = Date.now();
   const answer = await fetch(`/timeline?${new URLSearchParams({ run: name })}`).catch(() => null);
   if (!answer?.ok || name !== page.open) return;
-  const told = await answer.json();
+  const message = await answer.json();
   page.timeline.stamp = stamp;
   find("shares").hidden = true;
   find("time").classList.add("wide");
-  write(find("time-title"), `the time from ${clock(told.begin)} to ${clock(told.begin + told.seconds)}`);
-  if (page.timeline.chart) page.timeline.chart.update(told);
-  else page.timeline.chart = freewheelGantt(find("gantt"), told);
+  write(find("time-title"), `the time from ${clock(message.begin)} to ${clock(message.begin + message.seconds)}`);
+  if (page.timeline.chart) page.timeline.chart.update(message);
+  else page.timeline.chart = freewheelGantt(find("gantt"), message);
 }
 
 // ------------------------------------------------------------------------------------------------------------------ runs
@@ -202,12 +202,12 @@ function showRuns() {
     rows.push(groupRow(run.group, members), ...members.map((member) => runRow(member, "member")));
   }
   const body = find("run-list"), text = rows.map((row) => row.dataset.key).join("\n");
-  if (body.dataset.key === text) return; // nothing new: do not take a box away under the pointer
+  if (body.dataset.key === text) return; // nothing has changed, so the box under the pointer must not be replaced
   body.dataset.key = text;
   body.replaceChildren(...rows);
 }
 
-const shownNow = (name) => name === page.open || page.beside.includes(name);
+const shownNow = (name) => name === page.open || page.compared.includes(name);
 
 function box(names, label) {
   const input = make("input", { type: "checkbox", checked: names.every(shownNow), disabled: names.length === 1 && names[0] === page.open });
@@ -234,7 +234,7 @@ function groupRow(group, members) {
   const names = members.map((run) => run.name);
   const all = make("button", { type: "button", textContent: `${group}: ${members.length} seeds` });
   all.addEventListener("click", () => choose(names[0], names.slice(1)));
-  all.dataset.tip = "Open all of them: their mean, and a band from the least to the greatest";
+  all.dataset.tip = "Open all of them as their mean with a band from minimum to maximum";
   const cell = make("td", { colSpan: 9 }, all);
   const row = make("tr", { className: "group" }, make("td", {}, box(names, `compare all seeds of ${group}`)), cell);
   row.dataset.key = JSON.stringify([group, names, names.every(shownNow)]);

@@ -1,4 +1,4 @@
-// The parts of the page that show one run as it is now.
+// This module fills the panels that show the present state of one run.
 
 import { clock, find, make, percent, short, spell, whole, write } from "./format.js";
 
@@ -63,13 +63,13 @@ function targetWords(tile) {
 
 // --------------------------------------------------------------------------------------------------------------- workers
 
-const DENSE = 24; // workers from which on a row is short
+const DENSE = 24; // rows are short if there are more workers
 
 export function showWorkers(workers, learner, words, mode) {
   const box = find("worker-list"), none = find("no-workers");
   none.hidden = workers !== null && workers.length > 0;
-  write(none, workers === null ? "Nobody is at work: the run has not begun yet, or is over."
-    : `In ${mode ?? "this"} mode environments are stepped by the trainer itself: there are no worker processes.`);
+  write(none, workers === null ? "No worker is active: the run has not begun yet or has ended."
+    : `In ${mode ?? "this"} mode the trainer steps the environments itself, so there are no worker processes.`);
   find("workers").classList.toggle("many", (workers?.length ?? 0) > DENSE);
   box.classList.toggle("dense", (workers?.length ?? 0) > DENSE);
   showLearner(learner, words);
@@ -137,7 +137,7 @@ function showLearner(learner, words) {
 
 const WINDOW = 60; // seconds
 
-/** Where the last minute went: a strip for the workers and one for the learner, a column a row of metrics. */
+/** Shows where the last minute went. Workers and learner have a strip each, and each row of metrics is a column. */
 export function showShares(recent, columns, words, running) {
   const box = find("shares");
   if (!box.children.length) {
@@ -150,8 +150,8 @@ export function showShares(recent, columns, words, running) {
   }
   for (const strip of box.children) {
     const [from, to] = strip.querySelector(".ago").children;
-    write(from, running ? "a minute ago" : "a minute before its end");
-    write(to, running ? "now" : "its end");
+    write(from, running ? "a minute ago" : "a minute before the end");
+    write(to, running ? "now" : "end");
     drawStrip(strip, recent, columns, words);
   }
 }
@@ -193,8 +193,8 @@ function drawStrip(strip, recent, columns, words) {
 // ---------------------------------------------------------------------------------------------------------------- ledger
 
 const LEDGER = [
-  ["trained", "trained", "#2e9e5b", "Rows that an update has learned from, or that are stored in the replay buffer"],
-  ["queued", "waiting", "#3b82c4", "Rows that are finished and wait for the learner"],
+  ["trained", "trained", "#2e9e5b", "Rows that an update has used, or that are stored in the replay buffer"],
+  ["queued", "waiting", "#3b82c4", "Finished rows that wait for the learner"],
   ["open", "being written", "#9b7fd1", "Rows of fragments that workers are still writing"],
 ];
 
@@ -209,7 +209,7 @@ export function showLedger(ledger) {
   const causes = Object.entries(ledger.dropped ?? {}), dropped = causes.reduce((sum, [, count]) => sum + count, 0);
   const parts = LEDGER.map(([key, label, color, text]) => [key, label, color, text, ledger[key] ?? 0]);
   const why = causes.length ? causes.map(([cause, count]) => `${cause} ${whole(count)}`).join(", ") : "none";
-  parts.push(["dropped", dropped ? `dropped: ${why}` : "dropped", "#c0392b", `Rows that were given up, by cause: ${why}`, dropped]);
+  parts.push(["dropped", dropped ? `dropped: ${why}` : "dropped", "#c0392b", `Rows that were dropped, by cause: ${why}`, dropped]);
   const sum = parts.reduce((total, part) => total + part[4], 0), balanced = sum === ledger.produced;
   bar.replaceChildren(...parts.filter((part) => part[4] > 0).map(([, label, color, text, count]) => {
     const piece = make("i");

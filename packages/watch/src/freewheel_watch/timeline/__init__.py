@@ -1,1 +1,1 @@
-"""`freewheel timeline`: what every part of a run did, as a page; other pages embed it."""
+"""`freewheel timeline` shows what every part of a run did. Other pages embed the timeline."""

@@ -1,4 +1,5 @@
-"""The command `freewheel timeline`: what every part of a run did, in the terminal or as a page."""
+"""This module implements the command `freewheel timeline`, which shows in the terminal or on a page
+what every part of a run did."""
 
 from __future__ import annotations
 
@@ -17,19 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TimelineOptions:
-    """Show the timeline of a run that was trained with --trace, also while it runs: who worked, who waited, for whom and why.
+    """Show the timeline of a run that was trained with --trace, also while it runs: who worked, who
+    waited, for whom and why.
 
-    trace.json in the run's directory holds the same for ui.perfetto.dev.
+    trace.json in the run's directory contains the same data for ui.perfetto.dev.
     """
 
     run: str = ""
-    """The run: a name under --runs-dir or a path. Also the first word."""
+    """The run: a name under --runs-dir or a path. The first positional argument also sets it."""
     begin: Annotated[float | None, Range(least=0)] = None
     """Show what came after this second of the run (default: the beginning, or the last --seconds)."""
     seconds: Annotated[float | None, Range(above=0)] = None
-    """Show so many seconds: the last ones, or those after --begin."""
+    """Show this number of seconds: the last ones, or those after --begin."""
     html: str = ""
-    """Write a page that can be zoomed into this file, instead of drawing in the terminal. It needs no network."""
+    """Write a zoomable page to this file instead of drawing in the terminal. The page needs no
+    network."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
 
@@ -40,7 +43,7 @@ class TimelineOptions:
 def _run(argv: Sequence[str]) -> int:
     from freewheel.config import flags
 
-    names, given = flags.read_argv(argv, flags.option_types(TimelineOptions), answers={"out": "say --html FILE"})
+    names, given = flags.read_argv(argv, flags.option_types(TimelineOptions), answers={"out": "use --html FILE"})
     runs = names or [name for name in given.get("run", ()) if name]
     if len(runs) != 1:
         raise UsageError("which run? freewheel timeline NAME, a directory under runs/")

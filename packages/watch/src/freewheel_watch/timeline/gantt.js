@@ -1,10 +1,10 @@
 "use strict";
-/* A zoomable timeline: freewheelGantt(element, json) with the json of freewheel.timeline (Timeline.to_json).
-   Ctrl and the wheel zoom (a pinch on a touchpad is the same), drag pans, double click shows all; arrow keys, + and - and 0 do the
-   same. The wheel alone scrolls, also through many rows.
-   Returns {update(json), destroy()}; an update keeps what was zoomed into. */
+/* freewheelGantt(element, json) draws a zoomable timeline. The json comes from freewheel.timeline (Timeline.to_json).
+   Ctrl and the wheel zoom (or a pinch on a touchpad), dragging pans, and a double click shows all. The arrow keys, +, - and 0 do
+   the same. The wheel alone scrolls through the rows.
+   It returns {update(json), destroy()}. An update keeps the zoom. */
 function freewheelGantt(element, json) {
-  const AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6, MANY = 24; // rows from which on they are thin
+  const AXIS = 22, TITLE = 18, MARGIN = 118, PAD = 6, MANY = 24; // rows are thin if there are more
   const TITLES = { envs: "Envs", learner: "Learner", gpu: "GPU", sync: "Sync" };
   const ORDER = ["learner", "gpu", "sync", "envs"];
   let ROW = 20, GAP = 4, data, lines, whole, view, height, following = true, spotlight = -1, hovered = null, asked = 0, dragging = null;
@@ -132,7 +132,7 @@ function freewheelGantt(element, json) {
     }
   }
 
-  /* Spans narrower than a pixel are mixed: each pixel shows the kind that has the most of it. */
+  /* Draws the spans of a row. Where spans are narrower than a pixel, the pixel shows the kind that covers most of it. */
   function spans(one) {
     const list = one.row.spans, right = width() - PAD;
     let mixed = null, pixel = -1;
@@ -187,7 +187,7 @@ function freewheelGantt(element, json) {
     }
   }
 
-  /* The first span that ends after this time. */
+  /* Returns the index of the first span that ends after this time. */
   function from(list, time) {
     let low = 0, high = list.length;
     while (low < high) {
@@ -202,7 +202,7 @@ function freewheelGantt(element, json) {
     return value >= 1e-3 ? (value * 1e3).toFixed(value >= 0.1 ? 0 : 1) + " ms" : (value * 1e6).toFixed(0) + " µs";
   }
 
-  /* What the rows that are waited for do in the meantime, the longest first. */
+  /* Says what the rows that a span waits for do during the wait. The longest kinds come first. */
   function meanwhile(span, own) {
     const party = span.length > 3 ? data.rows[span[3]].name : data.waits_for[span[2]];
     const rows = data.rows.filter((row, number) =>
@@ -230,7 +230,7 @@ function freewheelGantt(element, json) {
     if (party) {
       make("div", "", tip).textContent = "waits for: " + (span.length > 3 ? data.rows[span[3]].name : party);
       const doing = meanwhile(span, one.number);
-      if (doing) make("div", "", tip).textContent = "which meanwhile: " + doing;
+      if (doing) make("div", "", tip).textContent = "meanwhile: " + doing;
     }
     if (data.about[kind]) make("div", "fw-why", tip).textContent = data.about[kind];
     tip.hidden = false;
@@ -266,7 +266,7 @@ function freewheelGantt(element, json) {
   function reset() { show(whole[0], whole[1]); }
 
   canvas.onwheel = (event) => {
-    if (!event.ctrlKey && !event.metaKey) return; // scrolls
+    if (!event.ctrlKey && !event.metaKey) return; // the wheel alone scrolls
     const x = Math.max(event.clientX - canvas.getBoundingClientRect().left, MARGIN);
     event.preventDefault();
     zoom(Math.exp(Math.sign(event.deltaY) * 0.25), toTime(x));

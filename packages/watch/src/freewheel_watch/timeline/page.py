@@ -1,4 +1,5 @@
-"""A timeline as a page: gantt.js and gantt.css, which other pages embed, and a page of its own that needs nothing else."""
+"""This module turns a timeline into a page. Other pages embed gantt.js and gantt.css, and `page`
+returns a page that needs nothing else."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 def script() -> str:
-    """JavaScript that defines freewheelGantt(element, json)."""
+    """Return JavaScript that defines freewheelGantt(element, json)."""
     return (HERE / "gantt.js").read_text(encoding="utf-8")
 
 
@@ -21,12 +22,12 @@ def style() -> str:
 
 
 def embedded(timeline: Timeline) -> str:
-    """The JSON of a timeline, safe inside a <script> element of a page."""
+    """Return the JSON of a timeline in a form that is safe inside a <script> element."""
     return json.dumps(timeline.to_json(), separators=(",", ":")).replace("<", "\\u003c")
 
 
 def page(timeline: Timeline, title: str) -> str:
-    """One file that can be opened anywhere: nothing is fetched."""
+    """Return a page in one file. It fetches nothing."""
     name = html.escape(title)
     return f"""<!doctype html>
 <html lang="en">
@@ -42,8 +43,8 @@ p {{ margin: 0 0 14px; opacity: 0.75; max-width: 80ch; }}
 </head>
 <body>
 <h1>{name}</h1>
-<p>What every part of the run did, over {timeline.seconds:.3g} seconds. Thin bars in warm colours are waits; point at one to see
-whom it waits for and why. Point at a kind above the rows to see only that kind.</p>
+<p>The timeline shows what every part of the run did over {timeline.seconds:.3g} seconds. Thin bars in warm colours are
+waits. Point at a wait to see what it is for and why. Point at a kind above the rows to see only that kind.</p>
 <div id="timeline"></div>
 <script>
 {script()}

@@ -1,1 +1,2 @@
-"""The trainings of a comparison: which ones, how much work each does, and running them."""
+"""This package chooses the trainings of a comparison, decides how much work each does, and runs
+them."""

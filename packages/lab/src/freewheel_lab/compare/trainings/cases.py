@@ -1,7 +1,9 @@
-"""What is compared: every mode with the same environments, workers, network, settings and amount of work, as a command line.
+"""This module turns every mode into a command line with the same environments, workers, network,
+settings and amount of work.
 
-Options are read once, as `freewheel train` reads them, and given to every mode that has them. What differs between modes is
-chosen here: the number of envs, the same in every mode, and the number of workers, the same in every mode that has workers.
+Options are read once, in the same way as by `freewheel train`, and apply to every mode that has
+them. This module chooses what differs between modes: all modes have the same number of envs, and
+all modes with workers have the same number of workers.
 """
 
 from __future__ import annotations
@@ -25,29 +27,29 @@ from freewheel.run.plan import Plan, arrange, survey_env
 from freewheel_lab.compare.results import CaseInfo
 
 SURVEY = 2.5  # seconds of stepping to measure the environment
-UNNAMED = RunName(Path("runs"), "compare")  # a plan that is not carried out here
-#: Options of `freewheel train` that a comparison has no use for, and what to do instead.
+UNNAMED = RunName(Path("runs"), "compare")  # name of a plan that is not carried out here
+#: Options of `freewheel train` that a comparison does not accept, and what to do instead.
 REFUSED: Mapping[str, str] = {
-    "mode": "every mode is compared: choose them with --modes",
-    "minutes": "every mode does the same work: use --steps, or --budget for the seconds of each mode",
-    "episodes": "every mode does the same work: use --steps, or --budget for the seconds of each mode",
-    "run": "trainings are kept under --out",
-    "runs_dir": "trainings are kept under --out",
-    "record_schedule": "it would be measured as well; leave it out",
+    "mode": "all modes are compared: choose them with --modes",
+    "minutes": "all modes do the same work: use --steps, or --budget for the seconds of each mode",
+    "episodes": "all modes do the same work: use --steps, or --budget for the seconds of each mode",
+    "run": "the run directories are kept under --out",
+    "runs_dir": "the run directories are kept under --out",
+    "record_schedule": "recording would affect the measurements; leave it out",
     "trace": "a short training of every mode is recorded after the measurements; leave it out",
 }
 
 
 @dataclass(frozen=True)
-class Given:
-    """The options of a command line, by their names."""
+class GivenOptions:
+    """Holds the options of a command line by name."""
 
     env: str
     flags: Mapping[str, flags.Tokens]
     trust: bool = False
 
     @classmethod
-    def read(cls, argv: Sequence[str], trust: bool) -> Given:
+    def read(cls, argv: Sequence[str], trust: bool) -> GivenOptions:
         positional, layer = resolve.read_options(argv)
         if len(positional) > 1:
             raise UsageError(f"give one environment, not {flags.shortened(' '.join(positional))}")
@@ -61,8 +63,9 @@ class Given:
         return cls((positional or [*named, ""])[0], given, trust)
 
     def argv(self, mode: str, **changed: object) -> tuple[str, ...]:
-        """What follows `freewheel train` in this mode; None leaves an option out."""
-        has, of_modes = _options(mode), {name for one in MODES for name in _options(one)}
+        """Return the arguments of `freewheel train` for this mode. None removes an option."""
+        has = _options(mode)
+        of_modes = {name for one in MODES for name in _options(one)}
         kept = {name: words for name, words in self.flags.items() if name in has or name not in of_modes}
         own = {name: None if value is None else flags.tokens(value) for name, value in changed.items()}
         both = {name: words for name, words in {**kept, **own}.items() if words is not None}
@@ -73,7 +76,7 @@ class Given:
         return resolve.from_argv(argv, trust=self.trust)
 
     def check(self, modes: Sequence[str]) -> None:
-        """UsageError about an option that belongs to modes which are not compared."""
+        """Raise UsageError for an option that belongs only to modes that are not compared."""
         for name in self.flags:
             owners = [mode for mode in MODES if name in _options(mode)]
             if owners and not set(owners) & set(modes):
@@ -88,15 +91,15 @@ def _options(mode: str) -> Mapping[str, object]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One way to train: a mode, or one with an option changed."""
+    """Describes one way to train: a mode, or a variant with one option changed."""
 
     label: str
     mode: str
-    given: Given
-    own: Mapping[str, object] = field(default_factory=dict)  # options that differ from what was given
+    given: GivenOptions
+    own: Mapping[str, object] = field(default_factory=dict)  # options that differ from what the user gave
     plan: Plan | None = None
     refused: str = ""
-    of: str | None = None  # the mode that this is a variant of
+    of: str | None = None  # the mode of which this is a variant
 
     @property
     def workers(self) -> int:
@@ -115,7 +118,7 @@ class Case:
 
     @property
     def synchronous(self) -> bool:
-        """Whether acting and learning take turns."""
+        """Return whether acting and learning take turns."""
         return not (MODES[self.mode].whole_batches or MODES[self.mode].free_running)
 
     def variant(self, label: str, **changed: object) -> Case:
@@ -141,7 +144,8 @@ class Case:
 
     @property
     def _steps_asked_for(self) -> str | None:
-        """Steps of each env in an update, as the user gave them: what suited the budget of a comparison is not advised."""
+        """Return the steps of each env in an update if the user gave them. A number that suits the
+        budget of a comparison is not recommended for a training."""
         return next(iter(self.given.flags.get("num_steps_per_env", ())), None)
 
     def _dependencies(self) -> tuple[str, ...]:
@@ -153,25 +157,25 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What every case has in common."""
+class SharedSettings:
+    """Holds what all cases have in common."""
 
     cases: tuple[Case, ...]
-    cost: EnvCost  # of one environment; of a simulator of all lanes nothing is measured
+    cost: EnvCost  # of one environment; a simulator of all lanes is not measured
     envs: int
-    workers: int  # of the modes that have workers
+    workers: int  # in the modes that have workers
     notes: tuple[str, ...] = ()
 
     @property
     def able(self) -> list[Case]:
-        """Those that take the run."""
+        """Return the cases that accept the run."""
         return [case for case in self.cases if case.plan is not None]
 
     @property
     def plan(self) -> Plan:
-        """Of the first of them: what all have in common is in it."""
+        """Return the plan of the first case, which has everything that the cases have in common."""
         plan = self.able[0].plan
-        assert plan is not None, "it is able"
+        assert plan is not None, "the case accepts the run"
         return plan
 
     @property
@@ -179,19 +183,19 @@ class Setting:
         return self.plan.spec
 
 
-def set_up(given: Given, modes: Sequence[str], report: Callable[[str], None]) -> Setting:
+def set_up(given: GivenOptions, modes: Sequence[str], report: Callable[[str], None]) -> SharedSettings:
     """Measure the environment, choose the numbers that all modes share, and plan every mode."""
     given.check(modes)
     asked = {mode: _attempt(partial(given.config, given.argv(mode))) for mode in modes}
     configs = {mode: config for mode, config in asked.items() if isinstance(config, Config)}
-    if not configs:  # the same is wrong in every mode
+    if not configs:  # the same error occurs in every mode
         raise next(error for error in asked.values() if isinstance(error, FreewheelError))
     serial = [mode for mode, config in configs.items() if not isinstance(config.collector, WorkersConfig)]
-    # An env that cannot be sent to workers can be measured in a serial mode.
+    # An env that cannot be sent to workers can still be measured in a serial mode.
     first, device = placed(configs[next(iter([*serial, *configs]))])
     report(f"measuring {first.env.label} ...")
     cost = survey_env(first, budget=SURVEY)
-    planner = _Planner(given, cost, device)
+    planner = _CasePlanner(given, cost, device)
     usual = [plan for mode in configs if isinstance(plan := planner.plan(mode, {}), Plan)]
     if not usual:
         raise next(error for mode in configs if isinstance(error := planner.plan(mode, {}), FreewheelError))
@@ -201,8 +205,8 @@ def set_up(given: Given, modes: Sequence[str], report: Callable[[str], None]) ->
     workers = divisor(envs, most)
     cases = tuple(planner.case(mode, envs, workers, asked[mode]) for mode in modes)
     if not any(case.plan for case in cases):
-        raise UsageError(f"no mode takes this run: {cases[0].refused}")
-    return Setting(cases, cost, envs, workers, tuple(_notes(cases, envs, workers)))
+        raise UsageError(f"no mode accepts this run: {cases[0].refused}")
+    return SharedSettings(cases, cost, envs, workers, tuple(_notes(cases, envs, workers)))
 
 
 def _notes(cases: Sequence[Case], envs: int, workers: int) -> Iterator[str]:
@@ -219,10 +223,10 @@ def _attempt(make: Callable[[], Config]) -> Config | FreewheelError:
 
 
 @dataclass(frozen=True)
-class _Planner:
+class _CasePlanner:
     """Plans modes for an environment that has been measured."""
 
-    given: Given
+    given: GivenOptions
     cost: EnvCost
     device: str
 
@@ -230,7 +234,7 @@ class _Planner:
         try:
             config = self.given.config(self.given.argv(mode, **own))
             if config.env.on_device and not MODES[mode].simulators:
-                return UsageError(f"{config.env.label} steps all its lanes at once, which {mode} does not take")
+                return UsageError(f"{config.env.label} steps all its lanes at once, which {mode} does not support")
             if isinstance(config.collector, WorkersConfig) and not self.cost.portable:
                 return UsageError(
                     "the environment cannot be sent to worker processes: make it with a function that can be imported"
@@ -241,7 +245,8 @@ class _Planner:
             return error
 
     def case(self, mode: str, envs: int, workers: int, config: Config | FreewheelError) -> Case:
-        """With so many envs and workers; a mode that cannot divide the envs so has as many workers as it needs."""
+        """Return the case with this number of envs and workers. A mode that cannot divide the envs
+        in this way gets as many workers as it needs."""
         if isinstance(config, FreewheelError):
             return self._without(mode, config)
         has_workers = isinstance(config.collector, WorkersConfig)
@@ -262,12 +267,15 @@ class _Planner:
         if isinstance(plan.config.collector, LockstepConfig):  # two trainings could measure the env differently
             own["placement"] = plan.config.collector.placement
         limits = plan.config.run.limits
-        own |= {name: "none" for name in ("minutes", "episodes") if getattr(limits, name) is not None}  # of a file
+        own |= {
+            name: "none" for name in ("minutes", "episodes") if getattr(limits, name) is not None
+        }  # limits from a config file
         if plan.config.learner.on_policy:
             own["num_steps_per_env"] = plan.config.run.steps_per_env
         return Case(label=mode, mode=mode, given=self.given, own=own, plan=plan)
 
     def _without(self, mode: str, error: FreewheelError) -> Case:
-        """A mode that takes no part; where only its package is missing, how to install that is all there is to say."""
+        """Return a case that is skipped. If only its package is missing, the reason is how to
+        install it."""
         _, missing, install = str(error).partition("not installed: ")
         return Case(label=mode, mode=mode, given=self.given, refused=missing + install or str(error))

@@ -1,4 +1,5 @@
-"""The trainings of a comparison: repeat by repeat, every mode in turn, begun with another one every time; and how far it is."""
+"""This module runs the trainings of a comparison and shows their progress. In each repeat all modes
+take turns, and each repeat begins with another mode."""
 
 from __future__ import annotations
 
@@ -12,22 +13,24 @@ from typing import Any, Self
 from freewheel.errors import MeasureError
 from freewheel.run.process import Interrupted, Stop
 from freewheel.sinks.words import clock
-from freewheel_lab.bench.measure import Measurement, Order, Training, measure
-from freewheel_lab.compare.results import Row
+from freewheel_lab.bench.measure import Measurement, TrainingProcess, TrainingRequest, measure
+from freewheel_lab.compare.results import ResultRow
 from freewheel_lab.compare.summary import rates
 from freewheel_lab.compare.trainings.cases import Case
-from freewheel_lab.compare.trainings.sizing import START, Size
+from freewheel_lab.compare.trainings.sizing import START, WorkSize
 from freewheel_lab.plots.numbers import number
 
-LIMIT, SLACK = 5.0, 120.0  # a training is ended after so many times the expected seconds, and so many more
-EVERY = 0.5  # seconds between two pictures of the progress: drawing it takes time from what is measured
-POINTS = 40  # of a curve
-FINEST, COARSEST = 0.2, 2.0  # seconds between two of them
+LIMIT = 5.0  # a training is stopped after this many times the expected seconds
+SLACK = 120.0  # plus this many seconds
+EVERY = 0.5  # seconds between two updates of the display, because drawing costs time that is measured
+POINTS = 40  # points of a curve
+FINEST = 0.2  # minimum seconds between two points
+COARSEST = 2.0  # maximum seconds between two points
 
 
 @dataclass(frozen=True)
-class Job:
-    """One training to come."""
+class MeasuringJob:
+    """Describes one training to run."""
 
     case: Case
     repeat: int
@@ -39,54 +42,57 @@ class Job:
         return f"{label}-r{self.repeat}"
 
 
-def jobs(cases: Sequence[Case], seeds: Sequence[int]) -> list[Job]:
-    """All trainings in their order: each repeat has all cases and begins with another one, so that a slow minute of the machine
-    does not always hurt the same."""
+def jobs(cases: Sequence[Case], seeds: Sequence[int]) -> list[MeasuringJob]:
+    """Return all trainings in order. Each repeat has all cases and begins with another one. A
+    machine that is slow for a minute then does not always slow down the same case."""
     found = []
     for turn, seed in enumerate(seeds):
         start = turn % len(cases)
-        found += [Job(case, turn + 1, seed) for case in [*cases[start:], *cases[:start]]]
+        found += [MeasuringJob(case, turn + 1, seed) for case in [*cases[start:], *cases[:start]]]
     return found
 
 
 @dataclass
-class Rounds:
-    """The trainings, what they have given so far, and which cases have failed."""
+class MeasuringRounds:
+    """Runs the trainings and holds their results and failures."""
 
-    jobs: Sequence[Job]
-    size: Size
-    folder: Path  # of the run directories
+    jobs: Sequence[MeasuringJob]
+    size: WorkSize
+    folder: Path  # parent of the run directories
     stop: Stop
-    display: Progress
+    display: ComparisonProgress
     keep: Callable[[], None] = lambda: None  # called after every training
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ResultRow] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
-    done: int = 0  # jobs
+    done: int = 0  # number of jobs that have ended
     _took: dict[str, list[float]] = field(default_factory=dict)  # seconds of whole trainings, by case
 
     def run(self) -> None:
-        """All of them; a signal raises Interrupted when the training under way has ended."""
+        """Run all trainings. A signal raises Interrupted when the present training has ended."""
         for place, job in enumerate(self.jobs, start=1):
             if job.case.label not in self.failed:
                 self._one(job, place)
 
-    def expected(self, job: Job) -> float:
-        """Seconds of a training, start-up included."""
+    def expected(self, job: MeasuringJob) -> float:
+        """Return the expected seconds of a training, including start-up."""
         if known := self._took.get(job.case.label):
             return sum(known) / len(known)
         return self.size.seconds.get(job.case.label, self.size.slowest_s) + START
 
     def left(self, spent: float = 0.0) -> float:
-        """Seconds that the rest will take, if the present training has been running for so long."""
+        """Return the seconds until all trainings have ended, if the present one has run for `spent`
+        seconds."""
         rest = [job for job in self.jobs[self.done :] if job.case.label not in self.failed]
         if not rest:
             return 0.0
         return max(self.expected(rest[0]) - spent, 0.0) + sum(self.expected(job) for job in rest[1:])
 
-    def _one(self, job: Job, place: int) -> None:
-        began, row, problem = time.monotonic(), None, ""
+    def _one(self, job: MeasuringJob, place: int) -> None:
+        began = time.monotonic()
+        row = None
+        problem = ""
 
-        def watch(training: Training) -> None:
+        def watch(training: TrainingProcess) -> None:
             self.stop.check()
             self.display.training(self, job, training)
 
@@ -97,16 +103,17 @@ class Rounds:
         except MeasureError as error:
             if self.stop.signal is not None:
                 raise Interrupted from None
-            problem = self.failed[job.case.label] = str(error).strip()
+            problem = str(error).strip()
+            self.failed[job.case.label] = problem
         self.done = place
         self.display.ended(self, job, row, problem)
         self.keep()
 
-    def _order(self, job: Job) -> Order:
+    def _order(self, job: MeasuringJob) -> TrainingRequest:
         expected = self.size.seconds.get(job.case.label, self.size.slowest_s)
         every = min(max(expected / POINTS, FINEST), COARSEST)
         rows, warm_up_rows = self.size.of(job.case.label)
-        return Order(
+        return TrainingRequest(
             argv=(*job.case.argv(seed=job.seed, steps=rows), *job.case.trusting),
             name=job.name,
             folder=self.folder,
@@ -117,25 +124,29 @@ class Rounds:
         )
 
 
-def row_of(found: Measurement, job: Job) -> Row:
-    """A measurement with what it is of."""
+def row_of(found: Measurement, job: MeasuringJob) -> ResultRow:
+    """Return a measurement together with the job that it belongs to."""
     case = job.case
     labels = {"repeat": job.repeat, "mode": case.label, "seed": job.seed, "workers": case.workers, "envs": case.envs}
-    return Row(**{**vars(found), **labels})
+    return ResultRow(**{**vars(found), **labels})
 
 
 def with_steps(case: Case, steps: int) -> Case:
-    """The same with so many steps of each env in an update, where that is fixed."""
+    """Return the case with this number of steps of each env in an update, if the case has that
+    option."""
     return replace(case, own={**case.own, "num_steps_per_env": steps}) if "num_steps_per_env" in case.own else case
 
 
-class Progress:
-    """A panel on a terminal, a line for each training elsewhere; on standard error."""
+class ComparisonProgress:
+    """Shows the progress on standard error: a panel on a terminal, otherwise a line for each
+    training."""
 
     def __init__(self, title: str) -> None:
         from freewheel.files.terminal import Terminal
 
-        self._title, self._console, self._live = title, Terminal(stderr=True), None
+        self._title = title
+        self._console = Terminal(stderr=True)
+        self._live = None
         self._next = 0.0
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             from rich.live import Live
@@ -154,12 +165,12 @@ class Progress:
     def say(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
-    def training(self, rounds: Rounds, job: Job, training: Training) -> None:
+    def training(self, rounds: MeasuringRounds, job: MeasuringJob, training: TrainingProcess) -> None:
         if self._live is not None and time.monotonic() >= self._next:
             self._next = time.monotonic() + EVERY
             self._live.update(self._panel(rounds, job, training), refresh=True)
 
-    def ended(self, rounds: Rounds, job: Job, row: Row | None, problem: str) -> None:
+    def ended(self, rounds: MeasuringRounds, job: MeasuringJob, row: ResultRow | None, problem: str) -> None:
         place = f"{rounds.done:3d}/{len(rounds.jobs)}  repeat {job.repeat}  {job.case.label:<12}"
         if row is None:
             self.say(f"{place}  failed: {problem.splitlines()[0] if problem else 'no reason was given'}")
@@ -167,7 +178,7 @@ class Progress:
         started = "" if row.startup_s is None else f"  start-up {row.startup_s:.1f} s"
         self.say(f"{place}  {row.steps_per_s:>10,.0f} steps/s{started}  eta {clock(rounds.left())}")
 
-    def _panel(self, rounds: Rounds, job: Job, training: Training) -> Any:
+    def _panel(self, rounds: MeasuringRounds, job: MeasuringJob, training: TrainingProcess) -> Any:
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text

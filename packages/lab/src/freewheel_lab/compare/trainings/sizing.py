@@ -1,8 +1,10 @@
-"""How much work every training of a comparison does: the same in every mode that keeps up, and a part of it in a far slower one.
+"""This module decides how much work every training of a comparison does. Modes that keep up do the
+same work, and a much slower mode does a part of it.
 
-The whole work is what the slowest mode that keeps up has time for. A mode that is several times slower than the fastest does so
-many of the same updates as it has time for, at least so many that episodes end. An update has the rows that the user's settings
-give it. Only where not even a few updates would fit, and the user has not said how many rows there are, updates are made smaller.
+The slowest mode that keeps up has enough time for the whole work. A mode that is several times
+slower than the fastest does as many of the same updates as it has time for, and enough of them that
+episodes end. The user's settings decide how many rows an update has. Updates become smaller only if
+not even a few of them would fit and the user has not set their size.
 """
 
 from __future__ import annotations
@@ -11,59 +13,58 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-LEAST_UPDATES = 4  # of the whole work, one of them to warm up
-LEAST_OF_PART = 2  # of a part of it: one to warm up, one that is measured
+LEAST_UPDATES = 4  # minimum of the whole work; one of them warms up
+LEAST_OF_PART = 2  # minimum of a part of it: one warms up, and one is measured
 MOST_UPDATES = 500
-LEAST_ROWS = 500  # that are learned from, where there is a replay buffer
-WARM_UP = 0.1  # of the updates
-SHORTEST = 8  # steps of an env in an update that was made smaller
-KEEPS_UP = 0.25  # of the fastest mode's steps/s
-ENDS, LONGER = (
-    1.5,
-    3.0,
-)  # each env steps through so many mean episodes, where that takes no more than so many times the budget
-START = 3.0  # seconds that a process takes to start, as long as none has
-UNKNOWN = 500.0  # env steps/s, as long as nothing is known
+LEAST_ROWS = 500  # minimum of rows that are learned from, with a replay buffer
+WARM_UP = 0.1  # share of the updates
+SHORTEST = 8  # minimum of steps of an env in an update that was made smaller
+KEEPS_UP = 0.25  # share of the fastest mode's steps/s
+ENDS = 1.5  # each env steps through this many mean episodes ...
+LONGER = 3.0  # ... unless that takes more than this many times the budget
+START = 3.0  # seconds that a process is assumed to need until it starts
+UNKNOWN = 500.0  # env steps/s that are assumed if nothing is known
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
-    """What is asked for, and what is known in advance."""
+class WorkDemand:
+    """Holds what the user asked for and what is known in advance."""
 
-    budget_s: float  # of a mode, over all repeats, without start-up
+    budget_s: float  # for each mode, over all repeats, without start-up
     repeats: int
     envs: int
     steps_per_env: int
-    rates: Mapping[str, float]  # env steps/s of each mode, expected; 0: not known
-    steps: int | None = None  # the user has fixed the work
+    rates: Mapping[str, float]  # expected env steps/s of each mode; 0: not known
+    steps: int | None = None  # set if the user has fixed the work
     on_policy: bool = True
-    fixed_steps_per_env: bool = False  # the user has said how many
-    starts: int = 0  # rows before the first update, where there is a replay buffer
+    fixed_steps_per_env: bool = False  # whether the user has set the number
+    starts: int = 0  # rows before the first update, with a replay buffer
     episode_steps: float = 0.0  # mean length of an episode; 0: not known
 
     @property
     def steady(self) -> float:
-        """Steps/s of the slowest mode that keeps up; one whose speed is not known is taken for it."""
+        """Return the steps/s of the slowest mode that keeps up. A mode of unknown speed is assumed
+        to be that fast."""
         known = [rate for rate in self.rates.values() if rate > 0] or [UNKNOWN]
         return min(known) if self.steps is not None else min(rate for rate in known if rate >= KEEPS_UP * max(known))
 
     @property
     def seconds(self) -> float:
-        """Of a training."""
+        """Return the seconds of one training."""
         return self.budget_s / self.repeats
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """The whole work, and the parts of it that slow modes do."""
+class WorkSize:
+    """Holds the whole work, and the parts of it that slow modes do."""
 
     rows: int
     steps_per_env: int
     warm_up_rows: int
-    starts: int = 0  # rows before the first update, which warm up nothing
-    updates: int | None  # None: a replay buffer's learner decides
-    seconds: Mapping[str, float]  # expected, of one training of each mode, without start-up
-    parts: Mapping[str, int] = field(default_factory=dict)  # rows of slow modes
+    starts: int = 0  # rows before the first update; they do not warm anything up
+    updates: int | None  # None: the learner of a replay buffer decides
+    seconds: Mapping[str, float]  # expected seconds of one training of each mode, without start-up
+    parts: Mapping[str, int] = field(default_factory=dict)  # rows of each slow mode
     notes: tuple[str, ...] = ()
 
     @property
@@ -71,63 +72,70 @@ class Size:
         return max(self.seconds.values())
 
     def of(self, mode: str) -> tuple[int, int]:
-        """Rows of a mode's training, and those of them that warm it up."""
+        """Return the rows of a mode's training, and the number of them that are warm-up."""
         rows = self.parts.get(mode, self.rows)
-        learned, of_all = rows - self.starts, max(1, self.rows - self.starts)
+        learned = rows - self.starts
+        of_all = max(1, self.rows - self.starts)
         return rows, self.starts + (self.warm_up_rows - self.starts) * learned // of_all
 
     def duration(self, repeats: int) -> float:
-        """Of the whole comparison, expected."""
+        """Return the expected seconds of the whole comparison."""
         return repeats * sum(seconds + START for seconds in self.seconds.values())
 
 
-def size(demand: Demand) -> Size:
-    """The work that fits."""
-    steady, fixed, starts = demand.steady, demand.steps is not None, demand.starts
+def size(demand: WorkDemand) -> WorkSize:
+    """Return the work that fits the budget."""
+    steady = demand.steady
+    fixed = demand.steps is not None
+    starts = demand.starts
     rates = {mode: rate or steady for mode, rate in demand.rates.items()}
     steps = _steps_per_env(demand, min(rates.values()))
     update = steps * demand.envs
     whole = _rows(demand, update, steady, LEAST_UPDATES)
     slow = {} if fixed else {mode: rate for mode, rate in rates.items() if rate < steady}
     parts = {mode: min(whole, _rows(demand, update, rate, LEAST_OF_PART)) for mode, rate in slow.items()}
-    # Rows before the first update take next to no time.
+    # Rows before the first update take almost no time.
     seconds = {mode: max(1, parts.get(mode, whole) - starts) / rate for mode, rate in rates.items()}
     where = f"in every mode that makes at least {KEEPS_UP:.0%} of the fastest's steps/s" if parts else "in every mode"
     notes = [f"{whole:,} rows {where}, {starts:,} of them before the first update"]
-    updates, warm_up_rows = None, starts + round(WARM_UP * max(0, whole - starts))
+    updates = None
+    warm_up_rows = starts + round(WARM_UP * max(0, whole - starts))
     if demand.on_policy:
         updates = whole // update
         warm_up_rows = update * min(max(1, round(WARM_UP * updates)), updates - 1)
-        why = "" if fixed else f", as the slowest{' of them' * bool(parts)} makes about {steady:,.0f} steps/s"
+        why = "" if fixed else f", because the slowest{' of them' * bool(parts)} makes about {steady:,.0f} steps/s"
         asked = f"--steps {demand.steps:,}: " if fixed else ""
         notes = [f"{asked}{updates} updates of {update:,} rows {where}{why}"]
     if steps < demand.steps_per_env:
-        less = f"an update has {update:,} rows instead of {demand.steps_per_env * demand.envs:,}, so that a few of them fit"
+        less = f"an update has {update:,} rows instead of {demand.steps_per_env * demand.envs:,}, so that several updates fit"
         notes.insert(0, f"{less} the budget in every mode; --num-steps-per-env or a larger --budget changes that")
     for mode, rows in parts.items():
         notes.append(
             f"{mode} makes about {rates[mode]:,.0f} steps/s and does {rows / whole:.1%} of that, {rows:,} rows"
         )
     if max(seconds.values()) > 1.5 * demand.seconds and not fixed:
-        long = f"the slowest mode takes about {max(seconds.values()):.0f} s a training, more than its budget"
-        notes.append(f"{long}: fewer updates could not be measured, or would end no episode")
-    return Size(
+        long = f"the slowest mode takes about {max(seconds.values()):.0f} s per training, which is more than its budget"
+        notes.append(f"{long}: with fewer updates nothing could be measured, or no episode would end")
+    return WorkSize(
         rows=whole, steps_per_env=steps, warm_up_rows=warm_up_rows, starts=starts, updates=updates,
         seconds=seconds, parts=parts, notes=tuple(notes),
     )  # fmt: skip
 
 
-def _steps_per_env(demand: Demand, slowest: float) -> int:
-    """Of an update: fewer than asked for where a few updates would not fit."""
+def _steps_per_env(demand: WorkDemand, slowest: float) -> int:
+    """Return the steps of each env in an update. They are fewer than asked for if several updates
+    would not fit."""
     if demand.steps is not None or demand.fixed_steps_per_env or not demand.on_policy:
         return demand.steps_per_env
     fits = demand.seconds * min(demand.steady / LEAST_UPDATES, slowest / LEAST_OF_PART)
     return min(demand.steps_per_env, max(SHORTEST, int(fits / demand.envs)))
 
 
-def _rows(demand: Demand, update: int, rate: float, least: int) -> int:
-    """What a mode of this speed has time for; at least so many updates, and so many rows that episodes end."""
-    fits, ended = demand.seconds * rate, math.ceil(ENDS * demand.episode_steps * demand.envs)
+def _rows(demand: WorkDemand, update: int, rate: float, least: int) -> int:
+    """Return the rows that a mode of this speed has time for. They have at least `least` updates,
+    and enough rows that episodes end."""
+    fits = demand.seconds * rate
+    ended = math.ceil(ENDS * demand.episode_steps * demand.envs)
     ended = ended if ended <= LONGER * fits else 0
     if not demand.on_policy:
         return demand.steps or demand.starts + max(LEAST_ROWS, int(fits), ended)

@@ -1,7 +1,9 @@
-"""Env steps/s over the number of workers: measured, and by the law of run/advice/throughput.py fitted to what was measured.
+"""This module computes env steps/s over the number of workers. It fits the law of
+run/advice/throughput.py to measurements and extrapolates.
 
-Workers that never wait for each other make workers / (mean step) steps/s; behind a barrier they make workers / (mean of the
-slowest of so many steps). Both stop growing at what the cores and the learner can do.
+Workers that never wait for each other make workers / (mean step) steps/s. Behind a barrier they
+make workers / (mean of the slowest of that many steps). Both stop growing at the limit of the cores
+and of the learner.
 """
 
 from __future__ import annotations
@@ -14,42 +16,42 @@ from dataclasses import dataclass, replace
 from freewheel.files.memory import in_words
 from freewheel.metrics.names import WORKING
 from freewheel.run.advice.throughput import Forecast, Kind, PolicyTimes, StepTimes, Way, forecast
-from freewheel_lab.compare.results import Row, Scale, ScalePoint
+from freewheel_lab.compare.results import ResultRow, ScalePoint, ScalingResults
 from freewheel_lab.compare.summary import rates, spread
 
 EXTRAPOLATED = (10, 20, 50, 100, 200)
-PAYS = 1.25  # times the steps/s for twice the workers: less does not pay
-WIDTHS = (2.0, 2.0, 1.2, 1.2, 1.05)  # how far from the best so far other factors are tried, in turn
+PAYS = 1.25  # if twice the workers bring less than this factor, they are not worth it
+WIDTHS = (2.0, 2.0, 1.2, 1.2, 1.05)  # in each pass, factors within this distance from the best one are tried
 TRIED = range(-8, 9)
 LAW = (
-    "free workers: W / (E[t] + a); in whole batches the slowest worker's mean instead of E[t]; behind a barrier "
-    "W / (E[max of W t] + W b); never more than cores / (c + a + u) and 1 / u; two limits that lie close are both felt. "
-    "t: seconds of a step, a: of choosing an action, u: of learning, c: of the processor, each for a row; "
-    "b: of the barrier for a lane"
+    "free workers: W / (E[t] + a); in whole batches the slowest worker's mean replaces E[t]; behind a barrier: "
+    "W / (E[max of W t] + W b); at most cores / (c + a + u) and 1 / u; two limits that are close both slow it down. "
+    "t: seconds of a step, a: of choosing an action, u: of learning, c: of the processor, all per row; "
+    "b: seconds of the barrier per lane"
 )
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """The numbers of the law, from what was measured."""
+class FittedLaw:
+    """Holds the parameters of the law, fitted to measurements."""
 
     env: StepTimes
     policy: PolicyTimes
-    barrier: float = 1.0  # times the usual cost of a barrier
+    barrier: float = 1.0  # relative to the usual cost of a barrier
     cores: int = 1
 
     def predict(self, way: Way, cores: int | None = None) -> Forecast:
-        """Of so many workers with an env each."""
+        """Return the forecast for this number of workers with one env each."""
         return forecast(way, self.env, self.policy, self.cores if cores is None else cores, barrier=self.barrier)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What was measured with so many workers of a mode."""
+class MeasuredPoint:
+    """Holds the measurements of a mode with one number of workers."""
 
     mode: str
     way: Way
-    rows: tuple[Row, ...]
+    rows: tuple[ResultRow, ...]
     failed: str = ""
 
     @property
@@ -58,7 +60,8 @@ class Measured:
 
 
 def way_with(kind: Kind, workers: int, rows_per_update: int) -> Way:
-    """An env for each worker; an update has about as many rows with any number of them."""
+    """Return a setting with one env for each worker. The rows of an update are about the same for
+    any number of workers."""
     return Way(
         kind=kind,
         workers=workers if kind != "barrier" else 1,
@@ -67,11 +70,12 @@ def way_with(kind: Kind, workers: int, rows_per_update: int) -> Way:
     )
 
 
-def fit(points: Sequence[Measured], env: StepTimes, policy: PolicyTimes, cores: int) -> Fitted:
-    """The law's numbers: first from where the trainings' own time went, then each scaled by the factor that explains the
-    measured rates best (least squares of their logarithms), one after the other."""
+def fit(points: Sequence[MeasuredPoint], env: StepTimes, policy: PolicyTimes, cores: int) -> FittedLaw:
+    """Return the law that explains the measurements best. First it takes times from the trainings'
+    own shares. Then it scales one parameter after the other to minimise the squared error of the
+    logarithms of the rates."""
     known = [point for point in points if point.rows]
-    start = Fitted(env, _own_times(known, policy), cores=cores)
+    start = FittedLaw(env, _own_times(known, policy), cores=cores)
     factors = {"env": 1.0, "learn": 1.0, "barrier": 1.0}
     if not known:
         return start
@@ -81,25 +85,27 @@ def fit(points: Sequence[Measured], env: StepTimes, policy: PolicyTimes, cores: 
                 continue
             near = [best * width ** (step / 8) for step in TRIED]
             misfits = {factor: _misfit(known, _scaled(start, {**factors, name: factor})) for factor in near}
-            # What does not matter stays as it was measured: of two that fit equally, the one nearer to 1.
+            # A factor that does not matter stays near 1: of two that fit equally well, the one nearer to 1 is taken.
             factors[name] = min(misfits, key=lambda factor: (round(misfits[factor], 6), abs(math.log(factor))))
     return _scaled(start, factors)
 
 
-def _scaled(start: Fitted, factors: Mapping[str, float]) -> Fitted:
+def _scaled(start: FittedLaw, factors: Mapping[str, float]) -> FittedLaw:
     policy = replace(start.policy, learn=start.policy.learn * factors["learn"])
     return replace(start, env=start.env.scaled(factors["env"]), policy=policy, barrier=factors["barrier"])
 
 
-def _misfit(points: Sequence[Measured], law: Fitted) -> float:
+def _misfit(points: Sequence[MeasuredPoint], law: FittedLaw) -> float:
     return sum(math.log(law.predict(point.way).rate / point.rate) ** 2 for point in points)
 
 
-def _own_times(points: Sequence[Measured], policy: PolicyTimes) -> PolicyTimes:
-    """What acting and learning took for each row, by the shares of the trainings."""
-    acting, learning = list[float](), list[float]()
+def _own_times(points: Sequence[MeasuredPoint], policy: PolicyTimes) -> PolicyTimes:
+    """Return the times of acting and learning for each row, from the time shares of the trainings."""
+    acting = list[float]()
+    learning = list[float]()
     for row in (row for point in points for row in point.rows):
-        worker, learner = row.shares.get("worker", {}), row.shares.get("learner", {})
+        worker = row.shares.get("worker", {})
+        learner = row.shares.get("learner", {})
         produced = max(1, row.produced)
         acting.append(worker.get("infer", 0.0) * row.workers * row.wall_s / produced)
         learning.append(sum(learner.get(kind, 0.0) for kind in WORKING) * row.wall_s / max(1, row.trained))
@@ -108,8 +114,8 @@ def _own_times(points: Sequence[Measured], policy: PolicyTimes) -> PolicyTimes:
     return PolicyTimes(act=statistics.median(acting), learn=statistics.median(learning))
 
 
-def scaled(points: Sequence[Measured], law: Fitted, memory: int, rows_per_update: int) -> Scale:
-    """Measured beside predicted, then beyond."""
+def scaled(points: Sequence[MeasuredPoint], law: FittedLaw, memory: int, rows_per_update: int) -> ScalingResults:
+    """Return measured and predicted speeds, and the extrapolation to more workers."""
     kinds = {point.mode: point.way.kind for point in points}
     beyond = [workers for workers in EXTRAPOLATED if workers > max(point.way.lanes for point in points)]
     extrapolated = [
@@ -118,7 +124,7 @@ def scaled(points: Sequence[Measured], law: Fitted, memory: int, rows_per_update
         for workers in beyond
     ]
     pays = {mode: pays_up_to(law, kind, rows_per_update) for mode, kind in kinds.items()}
-    return Scale(
+    return ScalingResults(
         law=LAW,
         points=tuple(_beside(law, point) for point in points),
         extrapolated=tuple(extrapolated),
@@ -137,14 +143,15 @@ def scaled(points: Sequence[Measured], law: Fitted, memory: int, rows_per_update
     )
 
 
-def _point(law: Fitted, mode: str, way: Way) -> ScalePoint:
-    found, alone = law.predict(way), law.predict(way, cores=way.lanes + 1)
+def _point(law: FittedLaw, mode: str, way: Way) -> ScalePoint:
+    found = law.predict(way)
+    alone = law.predict(way, cores=way.lanes + 1)
     return ScalePoint(
         mode=mode, workers=way.lanes, envs=way.lanes, predicted=found.rate, limit=found.limit, a_core_each=alone.rate
     )
 
 
-def _beside(law: Fitted, point: Measured) -> ScalePoint:
+def _beside(law: FittedLaw, point: MeasuredPoint) -> ScalePoint:
     predicted = _point(law, point.mode, point.way)
     if not point.rows:
         return replace(predicted, failed=point.failed or "not measured")
@@ -156,8 +163,9 @@ def _beside(law: Fitted, point: Measured) -> ScalePoint:
     )
 
 
-def pays_up_to(law: Fitted, kind: Kind, rows_per_update: int, most: int = EXTRAPOLATED[-1]) -> int:
-    """The smallest number of workers that twice as many exceed by less than a quarter; `most`: all of them pay."""
+def pays_up_to(law: FittedLaw, kind: Kind, rows_per_update: int, most: int = EXTRAPOLATED[-1]) -> int:
+    """Return the smallest number of workers for which twice as many bring less than 25 % more.
+    `most` means that all of them are worth it."""
     for workers in range(1, most):
         now, twice = (law.predict(way_with(kind, count, rows_per_update)).rate for count in (workers, 2 * workers))
         if twice < PAYS * now:
@@ -166,7 +174,11 @@ def pays_up_to(law: Fitted, kind: Kind, rows_per_update: int, most: int = EXTRAP
 
 
 def _verdicts(
-    law: Fitted, kinds: Mapping[str, Kind], pays: Mapping[str, int], points: Sequence[Measured], rows_per_update: int
+    law: FittedLaw,
+    kinds: Mapping[str, Kind],
+    pays: Mapping[str, int],
+    points: Sequence[MeasuredPoint],
+    rows_per_update: int,
 ) -> Iterator[str]:
     waits = {"envs": "the envs", "barrier": "the slowest env", "cores": "the cores", "learner": "the learner"}
     for mode, kind in kinds.items():
@@ -178,13 +190,13 @@ def _verdicts(
             yield f"{mode}: every worker up to {most} pays ({source}), about {there.rate:,.0f} steps/s there"
             continue
         gain = 100 * (beyond.rate / there.rate - 1)
-        more = f"twice as many bring {gain:.0f} %, as they wait for {waits[beyond.limit]}"
+        more = f"twice as many bring {gain:.0f} %, because they wait for {waits[beyond.limit]}"
         yield f"{mode}: up to {most} worker{'s' * (most > 1)} pay ({source}), about {there.rate:,.0f} steps/s; {more}"
 
 
-def _assumptions(law: Fitted, memory: int) -> Iterator[str]:
-    yield "one env for each worker, whose steps take as long as those that were measured and do not depend on each other"
-    yield f"this machine with its {law.cores} cores (last column: a core for every worker and one for the learner)"
-    yield "acting and learning cost as much for each row with any number of workers, and an update has as many rows"
+def _assumptions(law: FittedLaw, memory: int) -> Iterator[str]:
+    yield "each worker has one env; its steps take as long as the measured ones and do not depend on each other"
+    yield f"this machine has {law.cores} cores (last column: a core for every worker and one for the learner)"
+    yield "acting and learning cost the same per row with any number of workers, and an update has the same number of rows"
     if memory:
-        yield f"there is memory for all: about {in_words(memory)} for an env and its worker, {in_words(200 * memory)} for 200"
+        yield f"there is enough memory: about {in_words(memory)} for an env and its worker, {in_words(200 * memory)} for 200"

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from freewheel.run.advice.throughput import Kind, PolicyTimes, StepTimes, forecast
-from freewheel_lab.compare.results import Row
-from freewheel_lab.compare.scale import Measured, fit, pays_up_to, scaled, way_with
+from freewheel_lab.compare.results import ResultRow
+from freewheel_lab.compare.worker_scaling import MeasuredPoint, fit, pays_up_to, scaled, way_with
 from packages.lab.tests.support.comparison import row
 
 EVEN = StepTimes(times=(0.010,) * 100, cpu=1e-5)
@@ -18,7 +18,7 @@ POLICY = PolicyTimes(act=5e-5, learn=1e-4)
 ROWS = 2048
 
 
-def trained(mode: str, workers: int, rate: float) -> Row:
+def trained(mode: str, workers: int, rate: float) -> ResultRow:
     """A training at this rate whose shares say what `POLICY` says."""
     wall, total = 20_480 / rate, 20_480
     shares = {
@@ -28,13 +28,15 @@ def trained(mode: str, workers: int, rate: float) -> Row:
     return row(mode, 1, rate, workers=workers, envs=workers, wall_s=wall, shares=shares, produced=total)
 
 
-def measured(mode: str, kind: Kind, env: StepTimes, counts: tuple[int, ...], barrier: float = 1.0) -> list[Measured]:
+def measured(
+    mode: str, kind: Kind, env: StepTimes, counts: tuple[int, ...], barrier: float = 1.0
+) -> list[MeasuredPoint]:
     """What the law makes of this env, as if it had been measured."""
     found = []
     for workers in counts:
         way = way_with(kind, workers, ROWS)
         rate = forecast(way, env, POLICY, 2, barrier=barrier).rate
-        found.append(Measured(mode, way, (trained(mode, 1 if kind == "barrier" else workers, rate),)))
+        found.append(MeasuredPoint(mode, way, (trained(mode, 1 if kind == "barrier" else workers, rate),)))
     return found
 
 
@@ -85,7 +87,7 @@ def test_extrapolation_names_its_assumptions_and_goes_beyond_what_was_measured()
 def test_a_point_that_failed_is_kept_with_its_reason() -> None:
     points = [
         *measured("continuous", "free", EVEN, (1, 2)),
-        Measured("continuous", way_with("free", 4, ROWS), (), "no memory"),
+        MeasuredPoint("continuous", way_with("free", 4, ROWS), (), "no memory"),
     ]
     found = scaled(points, fit(points, EVEN, POLICY, cores=2), memory=0, rows_per_update=ROWS)
     assert (found.points[-1].measured, found.points[-1].failed) == (None, "no memory")

@@ -1,4 +1,5 @@
-"""The process of a measured training: `freewheel train`, and a note of when each update ended. Started by `measure`."""
+"""Entry point of the process of a measured training. `measure` starts it. It runs `freewheel train`
+and records when each update ended."""
 
 from __future__ import annotations
 
@@ -17,19 +18,25 @@ if TYPE_CHECKING:
     from freewheel.run.hooks import Run
 
 FILE = "marks.json"
-FINE = 1000  # marks of a training that learns from a replay buffer, at most about so many
-ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")  # as in `freewheel train`
+FINE = 1000  # upper bound on the number of marks, for a training that learns from a replay buffer
+ONE_THREAD = (
+    "OPENBLAS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)  # the same variables as in `freewheel train`
 
 
-class Marks:
-    """A hook that notes the time and the counters at the end of every update, in marks.json of the run."""
+class UpdateMarks:
+    """A hook that writes the time and the counters at the end of every update to marks.json in the
+    run directory."""
 
     def __init__(self) -> None:
-        self._began = 0.0  # when the training began, by time.monotonic, which all processes share
+        self._began = 0.0  # start of the training on time.monotonic, a clock that all processes share
         self._marks: list[list[float]] = []
         self._last: list[float] = []
-        self._rows = self._stride = 0
-        self._steps = 0  # of finished episodes
+        self._rows = 0
+        self._stride = 0
+        self._steps = 0  # env steps of finished episodes
         self._whole_episodes = False
 
     def on_start(self, run: Run) -> None:
@@ -58,7 +65,7 @@ class Marks:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train; failures are one line at the end of the output, as those of `freewheel train`."""
+    """Train. Like `freewheel train`, report a failure as one line at the end of the output."""
     from freewheel.transport.command import end_with
 
     parent, *words = argv
@@ -74,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with lasting_output():
             config = resolve.from_argv([word for word in words if word != "--trust"], trust=trust)
-            return run(config, hooks=[Marks()]).exit_code
+            return run(config, hooks=[UpdateMarks()]).exit_code
     except FreewheelError as error:
         complain(str(error))
         return error.exit_code
