@@ -24,8 +24,8 @@ READ_BY = {
     "packages/ray/docs/cluster.md": ("packages/ray/tests/test_cluster_page.py",),
     "docs/durability.md": ("tests/test_durability_page.py",),
     "docs/hooks.md": ("tests/test_hooks_page.py",),
-    "docs/migrate.md": ("tests/test_migrate.py",),
-    "docs/using.md": ("tests/test_using_page.py",),
+    "docs/migrating.md": ("tests/test_migrate.py",),
+    "docs/start.md": ("tests/test_start_page.py",),
     "docs/extending.md": ("tests/test_extending.py",),
 }
 UNKNOWN = 2.0  # seconds of a file that was never measured

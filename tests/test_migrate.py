@@ -1,4 +1,4 @@
-"""docs/migrate.md: its code runs, every option of ours in it exists, and every word that the code knows is in it."""
+"""docs/migrating.md: its code runs, every option of ours in it exists, and every word that the code knows is in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freewheel_cage2.workflow.command import SearchOptions
 from tests.support.places import ROOT
 from tests.support.runs import python
 
-PAGE = (ROOT / "docs" / "migrate.md").read_text()
+PAGE = (ROOT / "docs" / "migrating.md").read_text()
 LINES = [line.split("|")[1:-1] for line in PAGE.splitlines() if line.startswith("| ") and "theirs" not in line]
 ROWS = [line for line in LINES if len(line) != 2]  # options; objects have two columns
 SECTIONS = {text.split("\n")[0]: text for text in PAGE.split("\n## ") if "```python" in text}

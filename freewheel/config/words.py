@@ -1,6 +1,6 @@
 """Words that people bring from other libraries: which option of ours each one is, or what is done in its place.
 
-A word is taken for an option only where both mean exactly the same; docs/migrate.md lists all of them. The last part of an
+A word is taken for an option only where both mean exactly the same; docs/migrating.md lists all of them. The last part of an
 option of the chosen algorithm or of the policy needs no entry: --gamma is --ppo.gamma where PPO learns.
 """
 

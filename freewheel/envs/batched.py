@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from freewheel.envs.device import DeviceEnv
 
 ANY, ISAAC = "torch:", "isaaclab:"
-MISSING = "needs Isaac Lab, which is not installed: pip install isaaclab==3.0.0 in Python 3.12 (see docs/isaaclab.md)"
+MISSING = "needs Isaac Lab, which is not installed: pip install isaaclab==3.0.0 in Python 3.12 (see docs/envs.md)"
 NO_SIM = "runs in Isaac Sim, which is not installed: pip install isaacsim[all], or choose a task with Newton's physics"
 #: What is usual for one simulation of many lanes.
 DEFAULTS: Mapping[str, Any] = {"num_envs": 64, "workers": 1, "device": "auto"}
@@ -273,7 +273,7 @@ FAMILY = (
         build=_build_task,
         names_code=lambda name: names_code(name.removeprefix(ISAAC)),
         packages={
-            "isaaclab": f"Isaac Lab's tasks ({ISAAC}TASK): pip install isaaclab==3.0.0 in Python 3.12, docs/isaaclab.md"
+            "isaaclab": f"Isaac Lab's tasks ({ISAAC}TASK): pip install isaaclab==3.0.0 in Python 3.12, docs/envs.md"
         },
         flags=FamilyFlags(defaults=DEFAULTS, env_help="isaaclab:TASK for a task of Isaac Lab"),
         stand_in=_with_prefix,

@@ -21,7 +21,7 @@ INTRODUCTION = """\
 One row of `metrics.jsonl` closes an interval of `--log-every` seconds. A value that is unknown or not finite is null. A `*` in a
 name stands for any text. The column *interval* says how the values of an interval become one: their mean, the greatest of them
 (max), or the newest (last), which later rows repeat until there is a newer one. A metric that is not listed here is written too,
-as a mean. *In trackers*: what TensorBoard and wandb call it ([trackers.md](trackers.md)).
+as a mean. *In trackers*: what TensorBoard and wandb call it ([seeing-a-run.md](seeing-a-run.md#trackers)).
 
 This file is written by `python -m freewheel.metrics.names > docs/metrics.md`.
 """

@@ -144,7 +144,7 @@ class PolicyConfig:
     alone, or with a batched simulator."""
     module: str = ""
     """Your own network instead of the MLP: 'package.module:Factory', in Python also the class itself (see
-    docs/architecture.md). Actors then import torch."""
+    docs/algorithms.md). Actors then import torch."""
 
     def __post_init__(self) -> None:
         check_ranges(self, "policy.")
@@ -177,7 +177,7 @@ class PolicyConfig:
         """About pictures, which a plain network reads pixel by pixel."""
         parts = [] if self.module or not env.layout else env.layout["observation"]["parts"]
         shapes = [tuple(part["shape"]) for part in parts if _is_picture(part["dtype"], part["shape"])]
-        what = "one by one, and hardly learns from them: give a CNN with --policy.module (docs/architecture.md), or resize it"
+        what = "one by one, and hardly learns from them: give a CNN with --policy.module (docs/algorithms.md), or resize it"
         large = [(shape, count) for shape in shapes if (count := math.prod(shape)) >= PICTURE]
         return [f"IMAGES: the MLP sees the {count:,} numbers of a picture {shape} {what}" for shape, count in large]
 

@@ -37,7 +37,7 @@ def test_functions_of_the_task_say_what_the_task_says(cartpole: DeviceEnv) -> No
 
 
 def test_the_page_shows_these_functions() -> None:
-    shown = (ROOT / "docs" / "isaaclab.md").read_text(encoding="utf-8")
+    shown = (ROOT / "docs" / "envs.md").read_text(encoding="utf-8")
     assert Path(cartpole_task.__file__).read_text(encoding="utf-8") in shown
 
 

@@ -1,4 +1,4 @@
-"""docs/using.md, run as it stands."""
+"""docs/start.md, run as it stands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.support.places import ROOT
 from tests.support.runs import python
 
-PAGE = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE, re.DOTALL))
 
 
