@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freewheel_ray.federate.rounds import FACTOR, LEAST, REASONS, Rounds, total_skipped
+from freewheel_ray.federate.rounds import FACTOR, LEAST, REASONS, FederationRounds, total_skipped
 
 
-def joined(*names: str, **options: int) -> Rounds:
-    rounds = Rounds(names, **options)
+def joined(*names: str, **options: int) -> FederationRounds:
+    rounds = FederationRounds(names, **options)
     for name in names:
         rounds.joined(name)
     return rounds

@@ -21,34 +21,34 @@ from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import survey_env
 from freewheel_ray.actors.cluster import Cluster
 from freewheel_ray.federate.coordinator import Coordinator
-from freewheel_ray.federate.frame import Frame, unpack
+from freewheel_ray.federate.federation import SITE
+from freewheel_ray.federate.message import SiteMessage, unpack
 from freewheel_ray.federate.options import FederateOptions
-from freewheel_ray.federate.sites import Site, site_of
-from freewheel_ray.federate.start import SITE
+from freewheel_ray.federate.site_config import SiteConfig, site_of
 
 pytest.importorskip("ray")
-from freewheel_ray.actors.attendants import Answer, Attendants
-from freewheel_ray.actors.calls import Place
+from freewheel_ray.actors.calls import NodeSpec
 from freewheel_ray.actors.driver import Driver
+from freewheel_ray.actors.node_processes import NodeProcesses, ProcessReply
 
 pytestmark = pytest.mark.system
 WORDS = ["CartPole-v1", "--num-envs", "2", "--num-steps-per-env", "32", "--policy.hidden", "8", "--log-every", "100"]
 ROUNDS = 100  # more than are played
 
 
-class Recorded(Attendants):
+class Recorded(NodeProcesses):
     """Keeps every byte that travels."""
 
     def __init__(self, driver: Driver) -> None:
         super().__init__(driver)
         self.sent: list[tuple[Sequence[str], bytes]] = []
-        self.received: list[Answer] = []
+        self.received: list[ProcessReply] = []
 
     def ask(self, names: Sequence[str], data: bytes) -> None:
         self.sent.append((names, data))
         super().ask(names, data)
 
-    def answers(self, seconds: float) -> list[Answer]:
+    def answers(self, seconds: float) -> list[ProcessReply]:
         found = super().answers(seconds)
         self.received += found
         return found
@@ -57,13 +57,13 @@ class Recorded(Attendants):
 class Story:
     """A federation that is led round by round."""
 
-    def __init__(self, folder: Path, carrier: Recorded, sites: Sequence[Site], options: FederateOptions) -> None:
+    def __init__(self, folder: Path, carrier: Recorded, sites: Sequence[SiteConfig], options: FederateOptions) -> None:
         self.folder, self.carrier = folder, carrier
         layout = survey_env(from_argv(WORDS), budget=0.05).spec.layout
         self.coordinator = Coordinator(sites, options, layout, str(folder))
 
     def start(self, name: str) -> None:
-        self.carrier.start(name, SITE, str(self.folder / f"{name}.txt"), Place())
+        self.carrier.start(name, SITE, str(self.folder / f"{name}.txt"), NodeSpec())
 
     def pid(self, name: str) -> int:
         """The process of a site: what it prints goes to its file."""
@@ -110,7 +110,7 @@ def story(folder: Path, steps: dict[str, int], **options: float) -> Iterator[Sto
         told = Story(folder, carrier, sites, chosen)
         told.coordinator.join(carrier, lambda: None, told.start)
         yield told
-        assert not carrier.end(Frame("end", {}, told.coordinator.base).pack())
+        assert not carrier.end(SiteMessage("end", {}, told.coordinator.base).pack())
 
 
 def size(arrays: dict[str, NDArray]) -> int:

@@ -61,7 +61,7 @@ def test_a_switchboard_that_is_killed_comes_back(tmp_path: Path) -> None:
     args = {"how": "hangs", "only": 1, "at": 4, "folder": tokens(tmp_path, 1)}
     with trial(world("Faulty"), "ray", workers=2, num_envs=2, env_args=args, step_timeout=4.0, **FRAGMENTS) as on:
         on.learn(1, LIMIT)
-        named("ray::Switchboard").kill()
+        named("ray::QuestionRelay").kill()
         on.run(lambda: bool(on.supervisor.losses), LIMIT)
         (loss,) = on.supervisor.losses
         assert re.fullmatch(r"did not return within 4 s from step 4 of .* \(lane 1 of .*Faulty\)", loss.reason)

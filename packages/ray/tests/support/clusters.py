@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from freewheel_ray.actors import cluster, keeper
+from freewheel_ray.actors import cluster, local_cluster
 
 
 @contextmanager
@@ -15,7 +15,7 @@ def shared_cluster() -> Iterator[None]:
     with cluster._local(8, cluster.STORE[0]) as started:
 
         @contextmanager
-        def again(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
+        def again(cpus: int, store: int) -> Iterator[tuple[local_cluster.StartedCluster, int]]:
             yield started
 
         with mock.patch.object(cluster, "_local", again):

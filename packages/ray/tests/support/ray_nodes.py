@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import psutil
 
-from freewheel_ray.actors import keeper
+from freewheel_ray.actors import local_cluster
 
 LOOPBACK = "127.0.0.1"
 LOST = 10.0  # seconds until a process that was killed has ended
@@ -39,7 +39,7 @@ class Nodes:
         self._process = subprocess.Popen(words, **pipes, text=True, start_new_session=True)
         try:
             self.folder: str = self._receive()["folder"]
-            self.environment = keeper.with_token(self.folder)  # of whoever is to connect
+            self.environment = local_cluster.with_token(self.folder)  # of whoever is to connect
             for cpus in self._cpus:
                 self.add(cpus)
         except BaseException:
@@ -80,13 +80,13 @@ class Nodes:
 
 
 def main(host: str) -> None:
-    ctypes.CDLL(None).prctl(keeper.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for name in keeper.FOREIGN:
+    ctypes.CDLL(None).prctl(local_cluster.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for name in local_cluster.FOREIGN:
         os.environ.pop(name, None)
-    folder = keeper.make_folder()
-    os.environ.update(keeper.with_token(folder), RAY_USAGE_STATS_ENABLED="0")
+    folder = local_cluster.make_folder()
+    os.environ.update(local_cluster.with_token(folder), RAY_USAGE_STATS_ENABLED="0")
     if host == LOOPBACK:
-        os.environ.update(keeper.LOOPBACK)
+        os.environ.update(local_cluster.LOOPBACK)
     nodes: dict[str, _Node] = {}
     try:
         _say(folder=folder)
@@ -105,7 +105,7 @@ def main(host: str) -> None:
                     raylet.wait(LOST)  # its workers take one that nobody has waited for to be alive
                 _say()
     finally:
-        keeper.end_all(folder, descendants=True)
+        local_cluster.end_all(folder, descendants=True)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from freewheel.transport.shm.memory import Mailbox
 from freewheel.transport.shm.worker import Worker, WorkerId, WorkerResources, exit_code
 from freewheel.transport.wire import Fragment, Permits
 from freewheel.transport.workers.heartbeats import CONSTRUCT, Heartbeats
-from freewheel_ray.actors.luggage import unpacked
+from freewheel_ray.actors.code_shipping import unpacked
 
 INLINE = 64 << 10  # bytes of rows that come with the answer; more of them go into the object store
 #: Between a ticket and one in its place, where an episode could not begin: no other ticket has that number.
@@ -38,7 +38,7 @@ class Hello(NamedTuple):  # of a worker's process
     host: str
 
 
-class Pulse(NamedTuple):
+class ActorHeartbeat(NamedTuple):
     """A worker's heartbeat, over all incarnations; without counts where it has no envs yet."""
 
     call: int  # that is under way
@@ -51,7 +51,7 @@ class Pulse(NamedTuple):
 class Reply(NamedTuple):
     """The end of a call."""
 
-    pulse: Pulse
+    pulse: ActorHeartbeat
     reports: Sequence[str] = ()
     code: int = 0  # 0: the worker goes on; else as the exit code of a worker process
     over: bool = False  # an episode has ended: the next ones must begin before more is written
@@ -61,7 +61,7 @@ class Reply(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ActorSetup:
     """What a worker is, and where it begins."""
 
     worker: int
@@ -81,7 +81,7 @@ class Job:
     resume: Mapping[str, NDArray] | None = None
 
 
-class Order(NamedTuple):
+class WriteRequest(NamedTuple):
     """A grant, as it is sent."""
 
     number: int  # counts the worker's calls
@@ -120,7 +120,7 @@ class RayWorker:
     def hello(self) -> Hello:
         return Hello(os.getpid(), platform.node())
 
-    def begin(self, job: Job, factory: bytes) -> Reply:
+    def begin(self, job: ActorSetup, factory: bytes) -> Reply:
         """Make the envs and begin their first episodes."""
         from threadpoolctl import threadpool_limits
 
@@ -128,7 +128,7 @@ class RayWorker:
         os.nice(job.nice)
         multiprocessing.current_process().name = f"freewheel-worker-{job.worker}"  # as those of other wires
         self._number, self._inline, self._pacing = job.worker, job.inline, private(job.pacing)
-        self._mailbox, self._tickets = Mailbox(*job.weights), GivenTickets(job.pacing, job.ticket)
+        self._mailbox, self._tickets = Mailbox(*job.weights), ReceivedTickets(job.pacing, job.ticket)
         self._channel = Channel(job.shape)
         self._reader = Reader(self._channel)
         self._heartbeats = heartbeats = Heartbeats(1, job.shape.spec.lanes, job.shape.spec.name)
@@ -137,7 +137,7 @@ class RayWorker:
         memory["steps"][ALONE], memory["out_of_space"][ALONE] = job.steps, job.out_of_space
         memory["begun"][ALONE] = job.begun
         memory["died"][ALONE] = monotonic_ns() - job.down_ns if job.down_ns else 0
-        port, permits = self._channel.ports[ALONE], _Permits(self._pacing, self._tickets)
+        port, permits = self._channel.ports[ALONE], _ActorPermits(self._pacing, self._tickets)
         shared = WorkerResources(factory, port, self._mailbox, heartbeats, permits, job.context, resume=job.resume)
 
         def make() -> None:
@@ -147,7 +147,7 @@ class RayWorker:
 
         return self._reply(make)
 
-    def write(self, order: Order, weights: Snapshot | None) -> Reply:
+    def write(self, order: WriteRequest, weights: Snapshot | None) -> Reply:
         """Act within a grant. weights: where they are newer than those it has."""
         worker = self._begin_call(order.number)
         if order.waited >= 0:
@@ -192,18 +192,18 @@ class RayWorker:
         self._idle = perf_counter_ns()
         return Reply(self.pulse(), reports, code, over=not code and self._worker is not None and self._worker.over)
 
-    def pulse(self, close: int = -1) -> Pulse:
+    def pulse(self, close: int = -1) -> ActorHeartbeat:
         """How it is. close: the fragment of this call ends with the present step."""
         self._close(close)
         if self._heartbeats is None:
-            return Pulse(self._call, CONSTRUCT, 0.0)
+            return ActorHeartbeat(self._call, CONSTRUCT, 0.0)
         memory = self._heartbeats.memory
         phase, since = int(memory["phase"][ALONE]), int(memory["since"][ALONE])
         counts = [int(memory[name][ALONE]) for name in COUNTS]
         lanes = [memory[name][ALONE].tolist() for name in LANES]
-        return Pulse(self._call, phase, max(0.0, (monotonic_ns() - since) * 1e-9), counts, lanes)
+        return ActorHeartbeat(self._call, phase, max(0.0, (monotonic_ns() - since) * 1e-9), counts, lanes)
 
-    def take_open(self, call: int) -> tuple[Pulse, Fragment | None]:
+    def take_open(self, call: int) -> tuple[ActorHeartbeat, Fragment | None]:
         """The finished rows of the fragment that this call writes, which then ends with the present step."""
         self._close(call)
         with self._copying:
@@ -224,7 +224,7 @@ def private(pacing: Pacing) -> Pacing:
     return own
 
 
-class GivenTickets:
+class ReceivedTickets:
     """Tickets that come with calls. Implements pacing.episode_queue.TicketSource."""
 
     def __init__(self, pacing: Pacing, first: int) -> None:
@@ -245,10 +245,10 @@ class GivenTickets:
         return self._last
 
 
-class _Permits(Permits):
+class _ActorPermits(Permits):
     """Of a worker whose grants come with calls."""
 
-    def __init__(self, pacing: Pacing, tickets: GivenTickets) -> None:
+    def __init__(self, pacing: Pacing, tickets: ReceivedTickets) -> None:
         super().__init__(pacing, nullcontext(), lambda _: None)
         self._tickets = tickets
 

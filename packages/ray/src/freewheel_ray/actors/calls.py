@@ -18,7 +18,7 @@ MOST_QUESTIONS = 100_000  # that wait at a switchboard at a time
 Ref = Hashable  # the answer of a call, or a stored value: a ray.ObjectRef
 
 
-class Failed(NamedTuple):
+class CallFailure(NamedTuple):
     """A call that has no answer, because its worker has ended or failed."""
 
     reason: str
@@ -27,7 +27,7 @@ class Failed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeSpec:
     """Where a process is to run, and what it is to be given of its node."""
 
     node: str = ""  # the name or address of a host; empty: wherever there is room
@@ -36,7 +36,7 @@ class Place:
     resources: dict[str, float] = field(default_factory=dict)  # of the cluster's own names
 
 
-class Switchboard:
+class QuestionRelay:
     """An actor that brings questions to workers whose main thread is busy with a call: a thread of theirs waits here for them.
 
     Ray's concurrency groups would do the same, but then its main thread wakes a hundred times a second in every worker, which
@@ -71,7 +71,7 @@ class Switchboard:
             await self.answer(number, None)
 
 
-class Remote(NamedTuple):
+class NamedActor(NamedTuple):
     """An actor, and its name at the switchboard if it is a worker."""
 
     handle: Any
@@ -88,24 +88,24 @@ class RayCalls:
         self._class = ray.remote(RayWorker)
         self._board: Any = None  # until there are workers
 
-    def start(self, worker: int) -> Remote:
+    def start(self, worker: int) -> NamedActor:
         """A new actor for this worker; it may take long until there is room for it."""
         self._board = self._board or self._switchboard()
         name = f"{worker}.{next(self._names)}"
-        return Remote(self._class.options(**self._cluster.actor_options(worker)).remote(self._board, name), name)
+        return NamedActor(self._class.options(**self._cluster.actor_options(worker)).remote(self._board, name), name)
 
     def _switchboard(self) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_concurrency": MOST_QUESTIONS, "max_restarts": -1, "scheduling_strategy": here}
-        return self._ray.remote(Switchboard).options(**options).remote()
+        return self._ray.remote(QuestionRelay).options(**options).remote()
 
-    def attend(self, number: int, place: Place, *words: str) -> Remote:
+    def attend(self, number: int, place: NodeSpec, *words: str) -> NamedActor:
         """A new attendants.Attendant."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from freewheel_ray.actors.attendants import Attendant
+        from freewheel_ray.actors.node_processes import NodeProcess
 
         options = self._cluster.actor_options(number) | {"num_cpus": place.cpus, "num_gpus": place.gpus}
         if place.resources:
@@ -117,18 +117,18 @@ class RayCalls:
                 there = ", ".join(sorted({node.host for node in alive}))
                 raise SetupError(f"there is no node '{place.node}' in the cluster; there is {there}")
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(chosen[0].id, soft=False)
-        return Remote(self._ray.remote(max_concurrency=2)(Attendant).options(**options).remote(*words), "")
+        return NamedActor(self._ray.remote(max_concurrency=2)(NodeProcess).options(**options).remote(*words), "")
 
-    def call(self, actor: Remote, method: str, *arguments: Any) -> Any:
+    def call(self, actor: NamedActor, method: str, *arguments: Any) -> Any:
         return getattr(actor.handle, method).remote(*arguments)
 
-    def ask(self, actor: Remote, method: str, number: int) -> Any:
+    def ask(self, actor: NamedActor, method: str, number: int) -> Any:
         return self._board.ask.remote(actor.name, method, number)
 
     def put(self, value: Any) -> Any:
         return self._ray.put(value)
 
-    def kill(self, actor: Remote) -> None:
+    def kill(self, actor: NamedActor) -> None:
         self._ray.kill(actor.handle)
         if self._board is not None:
             self._board.forget.remote(actor.name)
@@ -141,20 +141,22 @@ def answer_of(future: Future[Any]) -> Any:
     try:
         return future.result()
     except exceptions.RayTaskError as error:
-        return Failed("failed", str(error.cause or error).strip())
+        return CallFailure("failed", str(error.cause or error).strip())
     except exceptions.RayError as error:
         return failed(error)
 
 
-def failed(error: Exception) -> Failed:
+def failed(error: Exception) -> CallFailure:
     """What Ray says about an actor or an object that is gone, in a few words."""
     from ray import exceptions
 
     text = str(error)
     if getattr(error, "preempted", False) or isinstance(error, exceptions.NodeDiedError) or "node has died" in text:
-        return Failed("lost its node", own_fault=False)
+        return CallFailure("lost its node", own_fault=False)
     if isinstance(error, exceptions.OutOfMemoryError) or "running low on memory" in text:
-        return Failed("was killed by Ray, because its node ran out of memory")
+        return CallFailure("was killed by Ray, because its node ran out of memory")
     if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.ActorUnschedulableError):
-        return Failed("cannot be started", text)
-    return Failed("cannot be reached" if isinstance(error, exceptions.ActorUnavailableError) else "ended unexpectedly")
+        return CallFailure("cannot be started", text)
+    return CallFailure(
+        "cannot be reached" if isinstance(error, exceptions.ActorUnavailableError) else "ended unexpectedly"
+    )

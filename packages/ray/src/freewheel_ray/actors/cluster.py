@@ -20,7 +20,7 @@ import psutil
 from freewheel.errors import SetupError, UsageError
 from freewheel.files.own_folders import python
 from freewheel.transport import forkserver
-from freewheel_ray.actors import keeper, probe
+from freewheel_ray.actors import address_check, local_cluster
 
 Placement = Literal["spread", "pack"]
 
@@ -28,7 +28,7 @@ MIB = 2**20
 STORE = (256 * MIB, 4 * MIB, 1024 * MIB)  # bytes of a local object store: at first, for each worker, at most
 LEAST_STORE = 80 * MIB  # Ray refuses less
 ANSWERS = 1.0  # seconds for a node to answer
-ENDS = 2 * keeper.ENDS  # seconds for the keeper to end a cluster
+ENDS = 2 * local_cluster.ENDS  # seconds for the local_cluster to end a cluster
 
 
 class NodeInfo(NamedTuple):
@@ -51,7 +51,7 @@ def cluster_cpus(address: str | None) -> float:
     if address is None:
         return float(len(psutil.Process().cpu_affinity() or [0]))
     require_ray()
-    return sum(probe.find(address).cpus.values())
+    return sum(address_check.find(address).cpus.values())
 
 
 class Cluster:
@@ -67,7 +67,7 @@ class Cluster:
         object_store: int | None = None,
     ) -> None:
         self.address, self.workers, self.cpus_per_worker, self.placement = address, workers, cpus_per_worker, placement
-        self._started: keeper.Started | None = None
+        self._started: local_cluster.StartedCluster | None = None
         self.autoscales = False  # whether nodes come where there is work for them
         self.notes: list[str] = []  # what the user should know of the cluster
         self._store = object_store  # bytes, of a local cluster
@@ -97,21 +97,21 @@ class Cluster:
                 raise UsageError(
                     f"this program is connected to Ray at {there} already: leave out --address {self.address}"
                 )
-            self._started = keeper.Started(there, "")
+            self._started = local_cluster.StartedCluster(there, "")
         elif self.address is None and self._started is None:
             cpus = max(math.ceil(self.workers * self.cpus_per_worker), os.cpu_count() or 1)
             self._started, ended = held.enter_context(_local(cpus, self._store or _store_bytes(self.workers)))
             return [ended]
         return []
 
-    def _enter(self, started: keeper.Started, held: ExitStack) -> None:
+    def _enter(self, started: local_cluster.StartedCluster, held: ExitStack) -> None:
         """Connect to a cluster on this machine that is known to be there."""
         if started.folder:  # with a token of its own
-            held.enter_context(forkserver.environment(keeper.with_token(started.folder)))
+            held.enter_context(forkserver.environment(local_cluster.with_token(started.folder)))
         _connect(started.address, held, loopback=started.address.startswith("127.0.0.1:"))
 
     def _join(self, address: str, held: ExitStack) -> None:
-        found = probe.find(address)
+        found = address_check.find(address)
         self.autoscales, largest = found.autoscales, max(found.cpus.values())
         if largest < self.cpus_per_worker and not self.autoscales:
             raise SetupError(
@@ -202,9 +202,9 @@ class Cluster:
 
 
 @contextmanager
-def _local(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
+def _local(cpus: int, store: int) -> Iterator[tuple[local_cluster.StartedCluster, int]]:
     """A cluster on this machine that ends with the block, or with this process; and what can be read from when it has ended."""
-    words = [*python("freewheel_ray.actors.keeper"), str(os.getpid()), str(cpus), str(store)]
+    words = [*python("freewheel_ray.actors.local_cluster"), str(os.getpid()), str(cpus), str(store)]
     with forkserver.environment(forkserver.for_server()), forkserver.signals_blocked(*forkserver.TERMINAL):
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -226,19 +226,19 @@ def _local(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
             process.kill()
             process.wait()
             if folder:
-                keeper.end_all(folder, descendants=False)
+                local_cluster.end_all(folder, descendants=False)
         process.stdout.close()
 
 
-def _answer(pipe: int) -> keeper.Started:
+def _answer(pipe: int) -> local_cluster.StartedCluster:
     line = b""
     while not line.endswith(b"\n"):
-        ready, _, _ = select.select([pipe], [], [], 2 * keeper.SERVES)
+        ready, _, _ = select.select([pipe], [], [], 2 * local_cluster.SERVES)
         part = os.read(pipe, 65536) if ready else b""
         if not part:
-            return keeper.Started("", "", "the process that starts it has ended or hangs")
+            return local_cluster.StartedCluster("", "", "the process that starts it has ended or hangs")
         line += part
-    return keeper.Started(*json.loads(line))
+    return local_cluster.StartedCluster(*json.loads(line))
 
 
 def _store_bytes(workers: int) -> int:

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple, Self
 
 from freewheel.errors import CollectorLostError, FreewheelError, SetupError, text_of
 from freewheel.transport import forkserver
-from freewheel_ray.actors import keeper
+from freewheel_ray.actors import local_cluster
 from freewheel_ray.actors.actor import Reply
-from freewheel_ray.actors.calls import Place, RayCalls, Ref, answer_of
+from freewheel_ray.actors.calls import NodeSpec, RayCalls, Ref, answer_of
 from freewheel_ray.actors.cluster import Cluster
 
 ANSWERED = ("call", "ask")  # methods whose answers come later
@@ -30,13 +30,13 @@ LOST = (
 )
 
 
-class Kept(NamedTuple):
+class HandleNumber(NamedTuple):
     """An actor or a stored value, on the way to the driver, which keeps it."""
 
     number: int
 
 
-class Handle:
+class RemoteHandle:
     """The same here: the driver forgets it when nobody here holds it any more."""
 
     def __init__(self, number: int, unused: deque[int]) -> None:
@@ -46,10 +46,10 @@ class Handle:
         self._unused.append(self._number)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kept, (self._number,)
+        return HandleNumber, (self._number,)
 
 
-class Message(NamedTuple):
+class DriverCall(NamedTuple):
     """A call of one of the driver's methods."""
 
     method: str  # of RayCalls
@@ -76,8 +76,8 @@ class Driver:
                 self._start(held, theirs)
             self._ends: list[Connection | int] = [self._line, *self._cluster.start_outside(cluster)]
             self._send("connect", -1, self._cluster)
-            if self._line not in connection.wait(self._ends, keeper.SERVES):
-                raise SetupError(f"Ray does not answer within {keeper.SERVES:g} s")
+            if self._line not in connection.wait(self._ends, local_cluster.SERVES):
+                raise SetupError(f"Ray does not answer within {local_cluster.SERVES:g} s")
             self._cluster.notes += self._receive()
             self._held = held.pop_all()
         return self
@@ -93,22 +93,22 @@ class Driver:
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def start(self, worker: int) -> Handle:
+    def start(self, worker: int) -> RemoteHandle:
         return self._keep("start", worker)
 
-    def attend(self, number: int, place: Place, *words: str) -> Handle:
+    def attend(self, number: int, place: NodeSpec, *words: str) -> RemoteHandle:
         return self._keep("attend", number, place, *words)
 
-    def put(self, value: Any) -> Handle:
+    def put(self, value: Any) -> RemoteHandle:
         return self._keep("put", value)
 
-    def call(self, actor: Handle, method: str, *arguments: Any) -> Ref:
+    def call(self, actor: RemoteHandle, method: str, *arguments: Any) -> Ref:
         return self._send("call", next(self._numbers), actor, method, *arguments)
 
-    def ask(self, actor: Handle, method: str, number: int) -> Ref:
+    def ask(self, actor: RemoteHandle, method: str, number: int) -> Ref:
         return self._send("ask", next(self._numbers), actor, method, number)
 
-    def kill(self, actor: Handle) -> None:
+    def kill(self, actor: RemoteHandle) -> None:
         self._send("kill", -1, actor)
 
     def wait(self, refs: Sequence[Ref], seconds: float) -> list[Ref]:
@@ -126,14 +126,14 @@ class Driver:
         """The answer of one that has come, or Failed."""
         return self._come.pop(ref)
 
-    def _keep(self, method: str, *arguments: Any) -> Handle:
-        return Handle(self._send(method, next(self._numbers), *arguments), self._unused)
+    def _keep(self, method: str, *arguments: Any) -> RemoteHandle:
+        return RemoteHandle(self._send(method, next(self._numbers), *arguments), self._unused)
 
     def _send(self, method: str, number: int, *arguments: Any) -> int:
         with self._sending:
             unused = [self._unused.popleft() for _ in range(len(self._unused))]
             try:
-                self._line.send(Message(method, number, arguments, unused))
+                self._line.send(DriverCall(method, number, arguments, unused))
             except OSError as error:
                 raise CollectorLostError(LOST) from error
         return number
@@ -161,7 +161,7 @@ def _drive(line: Connection, variables: Mapping[str, str]) -> None:
     with suppress(EOFError, OSError):  # the trainer has ended
         import ray  # noqa: F401 - while the cluster starts
 
-        desk, cluster = _Desk(line), line.recv().arguments[0]
+        desk, cluster = _DriverServer(line), line.recv().arguments[0]
         try:
             with cluster:
                 desk.serve(cluster)
@@ -171,7 +171,7 @@ def _drive(line: Connection, variables: Mapping[str, str]) -> None:
             desk.say(SetupError(f"Ray fails: {type(error).__name__}: {text_of(error).strip().splitlines()[0]}"))
 
 
-class _Desk:
+class _DriverServer:
     """Carries out what comes on a line, and sends answers as they come."""
 
     def __init__(self, line: Connection) -> None:
@@ -190,8 +190,8 @@ class _Desk:
         while (message := self._line.recv()).method != "close":
             self._do(calls, message)
 
-    def _do(self, calls: RayCalls, message: Message) -> None:
-        known = (self._kept[one.number] if isinstance(one, Kept) else one for one in message.arguments)
+    def _do(self, calls: RayCalls, message: DriverCall) -> None:
+        known = (self._kept[one.number] if isinstance(one, HandleNumber) else one for one in message.arguments)
         found = getattr(calls, message.method)(*known)
         if message.method in ANSWERED:
             self._watch(message.number, found)

@@ -14,7 +14,7 @@ from freewheel.transport.wire import Fragment, WorkerRows
 
 
 @dataclass(eq=False)
-class Arriving:
+class PendingFragment:
     """A fragment; its data is missing unless it is complete."""
 
     fragment: Fragment
@@ -28,7 +28,7 @@ class FragmentQueue:
         """`env` of one worker."""
         self._nothing = empty_transitions(0, env)
         self._lock = threading.RLock()
-        self._coming: list[deque[Arriving]] = [deque() for _ in range(workers)]
+        self._coming: list[deque[PendingFragment]] = [deque() for _ in range(workers)]
         self._closed: deque[Fragment] = deque()  # that the learner may take
         self._parts: list[Fragment | None] = [None] * workers  # the finished rows of each worker's open fragment
         self._produced, self._failed = [0] * workers, [0] * workers
@@ -61,18 +61,18 @@ class FragmentQueue:
                 oldest[fragment.worker] = min(fragment.version, oldest.get(fragment.worker, fragment.version))
         return list(oldest.values())
 
-    def put(self, fragment: Fragment, *, complete: bool = True) -> Arriving:
+    def put(self, fragment: Fragment, *, complete: bool = True) -> PendingFragment:
         """The next fragment of its worker. Call `arrived` when its data is there, if it is not complete."""
         with self._lock:
             fragment = fragment._replace(data=writable(fragment.data)) if complete else fragment
             self.close_part(fragment.worker)
             self._count(fragment)
-            entry = Arriving(fragment, complete)
+            entry = PendingFragment(fragment, complete)
             self._coming[fragment.worker].append(entry)
             self._move(fragment.worker)
         return entry
 
-    def arrived(self, entry: Arriving, data: Transitions | None) -> None:
+    def arrived(self, entry: PendingFragment, data: Transitions | None) -> None:
         """The data of a fragment has come, or is lost."""
         with self._lock:
             fragment = entry.fragment
@@ -104,7 +104,7 @@ class FragmentQueue:
         with self._lock:
             part, self._parts[worker] = self._parts[worker], None
             if part is not None:
-                self._coming[worker].append(Arriving(part, complete=True))
+                self._coming[worker].append(PendingFragment(part, complete=True))
                 self._move(worker)
 
     def take(self) -> list[Fragment]:

@@ -14,17 +14,17 @@ from freewheel.files.read import value_of
 from freewheel.policies.layout import Layout
 from freewheel.run.evaluation.schedule import EvaluationSchedule
 from freewheel.sinks.words import clock
-from freewheel_ray.actors.attendants import Answer
+from freewheel_ray.actors.node_processes import ProcessReply
 from freewheel_ray.federate.average import Contribution, average, bounded, distance
-from freewheel_ray.federate.exchange import Order
-from freewheel_ray.federate.frame import Frame, unpack
+from freewheel_ray.federate.message import SiteMessage, unpack
 from freewheel_ray.federate.options import FederateOptions
-from freewheel_ray.federate.record import Record
-from freewheel_ray.federate.rounds import Outcome, Rounds, State, Tally, shown, total_skipped
-from freewheel_ray.federate.sites import Site
+from freewheel_ray.federate.rounds import FederationRounds, RoundResult, SiteState, SiteTotals, shown, total_skipped
+from freewheel_ray.federate.run_dir import FederationRunDir
+from freewheel_ray.federate.site_config import SiteConfig
+from freewheel_ray.federate.site_hook import SiteSetup
 
 MOST = 2  # times the rows that it was asked for: so much does a site count, whatever it claims
-ABSENT: Mapping[State, str] = {
+ABSENT: Mapping[SiteState, str] = {
     "lost": "it was lost and not started again",
     "starting": "it was lost, and had not come back when the last round ended",
     "refused": "it was refused",
@@ -35,28 +35,28 @@ SLOWEST = 600.0  # seconds within which at least one has to
 PATIENCE = 3600.0  # seconds that a site waits for the coordinator, where a round has no limit of its own
 
 
-class Carrier(Protocol):
+class SiteTransport(Protocol):
     """What brings bytes to the sites and back (transport/ray/attendants.py)."""
 
     def ask(self, names: Sequence[str], data: bytes) -> None: ...  # every one of them answers once, or is lost
-    def answers(self, seconds: float) -> Sequence[Answer]: ...  # that have come, after so many seconds at most
+    def answers(self, seconds: float) -> Sequence[ProcessReply]: ...  # that have come, after so many seconds at most
     def drop(self, name: str) -> None: ...
 
 
 @dataclass(frozen=True)
-class Start:
+class FederationStart:
     """Where a federation begins, or goes on."""
 
     round: int = 0
     env_steps: int = 0
     learned: Mapping[str, NDArray] | None = None  # None: what the first site begins with
     wall_s: float = 0.0
-    sites: Mapping[str, Tally] = field(default_factory=dict)  # what each has done before
+    sites: Mapping[str, SiteTotals] = field(default_factory=dict)  # what each has done before
     evaluation: Mapping[str, Any] | None = None  # how far evaluations had come
     best: Snapshot | None = None  # that they had chosen
 
 
-BEGINNING = Start()
+BEGINNING = FederationStart()
 
 
 class Coordinator:
@@ -64,12 +64,12 @@ class Coordinator:
 
     def __init__(
         self,
-        sites: Sequence[Site],
+        sites: Sequence[SiteConfig],
         options: FederateOptions,
         spaces: Mapping[str, Any],
         folder: str,
         *,
-        start: Start = BEGINNING,
+        start: FederationStart = BEGINNING,
         trust: bool = False,
     ) -> None:
         """spaces: of the environment that the policy is for; folder: where sites keep their run directories; trust: code that
@@ -78,7 +78,7 @@ class Coordinator:
         self.options, self.total, self._trust, self._first = options, options.federate, trust, start
         self._folder = folder
         self._sites = {site.name: site for site in sites}
-        self.rounds = Rounds(
+        self.rounds = FederationRounds(
             list(self._sites), least=options.min_sites, restarts=options.site_restarts, done=start.round
         )
         for name, tally in start.sites.items():
@@ -106,10 +106,10 @@ class Coordinator:
         own = {"steps": steps * (left + 1), "runs_dir": self._folder, "run": name}
         words = (*site.words, *(f"--{option}={value}" for option, value in own.items()))
         patience = PATIENCE if self.options.time_limit is None else START + 3 * self.options.time_limit
-        order = Order(words, self._trust, steps, self.options.site_report == "returns", patience)
-        return Frame("order", asdict(order)).pack()
+        order = SiteSetup(words, self._trust, steps, self.options.site_report == "returns", patience)
+        return SiteMessage("order", asdict(order)).pack()
 
-    def join(self, carrier: Carrier, waiting: Callable[[], None], start: Callable[[str], None]) -> None:
+    def join(self, carrier: SiteTransport, waiting: Callable[[], None], start: Callable[[str], None]) -> None:
         """Start all sites, and wait until they are ready or have had their time."""
         for name in self._sites:
             start(name)
@@ -120,7 +120,7 @@ class Coordinator:
         if not self.base:
             self.base = self._offered[next(name for name in self._sites if name in self._offered)]
 
-    def _await_ready(self, carrier: Carrier, waiting: Callable[[], None]) -> None:
+    def _await_ready(self, carrier: SiteTransport, waiting: Callable[[], None]) -> None:
         """Until one site can be asked."""
         began = monotonic()
         while not self.rounds.those("ready"):
@@ -139,7 +139,9 @@ class Coordinator:
 
     # ---------------------------------------------------------------------------------------------------------------- a round
 
-    def round(self, carrier: Carrier, waiting: Callable[[], None], start: Callable[[str], None]) -> Outcome | None:
+    def round(
+        self, carrier: SiteTransport, waiting: Callable[[], None], start: Callable[[str], None]
+    ) -> RoundResult | None:
         """One round; None: no site could be asked, because all are being started again."""
         for name in self.rounds.to_restart():
             start(name)
@@ -148,7 +150,7 @@ class Coordinator:
         if not self.rounds.those("ready"):
             return None
         asked = self.rounds.begin()
-        frame = Frame("round", {"round": self.rounds.round}, self.base).pack()
+        frame = SiteMessage("round", {"round": self.rounds.round}, self.base).pack()
         self._found, self._reports, self.bytes_in, self.bytes_out = {}, {}, 0, len(frame) * len(asked)
         carrier.ask(asked, frame)
         self._asked_at = monotonic()
@@ -156,7 +158,7 @@ class Coordinator:
             self.look(carrier, waiting)
         return self.rounds.close()
 
-    def adopt(self, outcome: Outcome) -> dict[str, Any]:
+    def adopt(self, outcome: RoundResult) -> dict[str, Any]:
         """Average what has come; the row of this round."""
         self.done = outcome.round
         counted = [self._found[name] for name in outcome.counted]
@@ -182,14 +184,14 @@ class Coordinator:
             **({"return_mean": returns, "return_episodes": episodes} if episodes else {}),
         }
 
-    def look(self, carrier: Carrier, waiting: Callable[[], None]) -> None:
+    def look(self, carrier: SiteTransport, waiting: Callable[[], None]) -> None:
         """What has come by now."""
         waiting()
         for answer in carrier.answers(POLL):
             self.bytes_in += len(answer.data)
             self._answered(carrier, answer)
 
-    def _answered(self, carrier: Carrier, answer: Answer) -> None:
+    def _answered(self, carrier: SiteTransport, answer: ProcessReply) -> None:
         name, site = answer.name, self.rounds.sites[answer.name]
         if not answer.data:
             self.rounds.lost(name, answer.problem)
@@ -199,7 +201,7 @@ class Coordinator:
         else:
             self._learned(carrier, name, answer.data)
 
-    def _started(self, carrier: Carrier, name: str, data: bytes) -> None:
+    def _started(self, carrier: SiteTransport, name: str, data: bytes) -> None:
         try:
             frame = unpack(data, name, "ready", "failed", known=self.base or next(iter(self._offered.values()), None))
             problem = str(frame.values.get("problem")) if frame.kind == "failed" else self._misfit(name, frame)
@@ -214,14 +216,14 @@ class Coordinator:
         self.rounds.refuse(name, problem)
         carrier.drop(name)
 
-    def _misfit(self, name: str, frame: Frame) -> str:
+    def _misfit(self, name: str, frame: SiteMessage) -> str:
         """In what the environment of a site differs from the coordinator's; empty: in nothing."""
         if not frame.arrays:
             return "it has sent no weights"
         theirs = Layout.from_json(frame.values.get("spaces"), f"the spaces of {name}")
         return Layout.from_json(self._spaces).misfit(theirs).replace("the policy", "the federation's policy", 1)
 
-    def _learned(self, carrier: Carrier, name: str, data: bytes) -> None:
+    def _learned(self, carrier: SiteTransport, name: str, data: bytes) -> None:
         number, rows, problem = self.rounds.sites[name].asked, 0, ""
         try:
             frame = unpack(data, name, "learned", "failed", known=self.base)
@@ -297,10 +299,10 @@ def line(row: Mapping[str, Any], total: int, sites: int, each: float) -> str:
     return f"round {row['round']} of {total}  {mine}{apart}{returned}{skipped}{few}{eta}"
 
 
-class Scores:
+class AverageEvaluations:
     """Evaluations of the average, at the coordinator."""
 
-    def __init__(self, schedule: EvaluationSchedule, record: Record, total: int) -> None:
+    def __init__(self, schedule: EvaluationSchedule, record: FederationRunDir, total: int) -> None:
         self._schedule, self._record, self._total = schedule, record, total
         self.newest: float | None = None
 

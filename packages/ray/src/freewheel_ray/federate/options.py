@@ -49,22 +49,22 @@ class FederateOptions:
 def _train(own: FederateOptions, request: CampaignRequest) -> int:
     from freewheel.files.output import lasting_output
     from freewheel.run.plan import print_line
-    from freewheel_ray.federate import start
+    from freewheel_ray.federate.federation import read, train
 
     if request.print_config:
         raise UsageError("--federate is one run of many sites: leave out --print-config")
-    federation = start.read(request.argv, own, trust=request.trust)
+    federation = read(request.argv, own, trust=request.trust)
     if request.dry_run:
         print_line("\n".join(federation.lines()))
         return 0
     with lasting_output():
-        return start.train(federation)
+        return train(federation)
 
 
 def _resume(path: Path, trust: bool) -> int:
-    from freewheel_ray.federate import again
+    from freewheel_ray.federate import resume
 
-    return again.resume(path, trust=trust)
+    return resume.resume(path, trust=trust)
 
 
 def _owns(path: Path) -> bool:

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-State = Literal["starting", "ready", "busy", "lost", "refused"]
+SiteState = Literal["starting", "ready", "busy", "lost", "refused"]
 #: Why a site is not in the average of a round.
 REASONS = ("late", "lost", "invalid", "empty", "starting", "refused")
 FACTOR, LEAST = 3.0, 30.0  # auto: a round may take so many times as long as half of its sites, at least so many seconds
 
 
 @dataclass
-class Tally:
+class SiteTotals:
     """What a site has done in all rounds."""
 
     rounds: int = 0  # in which it counted
@@ -30,19 +30,19 @@ class Tally:
 
 
 @dataclass
-class Site:
+class SiteStatus:
     """What is known of one site."""
 
     name: str
-    state: State = "starting"
+    state: SiteState = "starting"
     asked: int = 0  # the round that it was asked for last
     starts: int = 1
     problem: str = ""  # the last one, in words
-    tally: Tally = field(default_factory=Tally)
+    tally: SiteTotals = field(default_factory=SiteTotals)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RoundResult:
     """A round that is over."""
 
     round: int
@@ -51,12 +51,12 @@ class Outcome:
     enough: bool  # whether there are enough sites for an average
 
 
-class Rounds:
+class FederationRounds:
     """The rounds of a federation."""
 
     def __init__(self, names: Sequence[str], *, least: int = 1, restarts: int = 3, done: int = 0) -> None:
         """least: sites that an average needs; restarts: of each site; done: rounds before."""
-        self.sites = {name: Site(name) for name in names}
+        self.sites = {name: SiteStatus(name) for name in names}
         self.round, self._least, self._restarts = done, least, restarts
         self._open = False
         self._answers: dict[str, int] = {}  # rows, of those that count in the present round
@@ -64,7 +64,7 @@ class Rounds:
         self._asked: tuple[str, ...] = ()
         self._times: list[float] = []  # seconds from the beginning of the round to each answer
 
-    def those(self, *states: State) -> list[str]:
+    def those(self, *states: SiteState) -> list[str]:
         return [name for name, site in self.sites.items() if site.state in states]
 
     # ------------------------------------------------------------------------------------------------------- between rounds
@@ -148,7 +148,7 @@ class Rounds:
         """Whether the round ends now, so many seconds after it began."""
         return not self.waiting or seconds >= self.limit(given)
 
-    def close(self) -> Outcome:
+    def close(self) -> RoundResult:
         """End the round."""
         self._open = False
         skipped = {name: self._reason(name) for name in self.sites if name not in self._answers}
@@ -159,7 +159,7 @@ class Rounds:
         for name, rows in self._answers.items() if enough else ():
             self.sites[name].tally.rounds += 1
             self.sites[name].tally.rows += rows
-        return Outcome(self.round, tuple(name for name in self.sites if name in self._answers), skipped, enough)
+        return RoundResult(self.round, tuple(name for name in self.sites if name in self._answers), skipped, enough)
 
     def _reason(self, name: str) -> str:
         if name in self._out:
@@ -173,7 +173,7 @@ def shown(skipped: dict[str, str]) -> str:
     return ", ".join(f"{name} {reason}" for name, reason in skipped.items())
 
 
-def total_skipped(sites: Iterable[Site]) -> dict[str, int]:
+def total_skipped(sites: Iterable[SiteStatus]) -> dict[str, int]:
     """Skipped rounds of all sites by reason, those that occurred."""
     counts = sum((Counter(site.tally.skipped) for site in sites), Counter[str]())
     return {reason: counts[reason] for reason in REASONS if counts[reason]}

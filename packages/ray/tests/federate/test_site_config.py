@@ -11,7 +11,7 @@ from freewheel.cli.main import main
 from freewheel.config import resolve
 from freewheel.errors import ConsentError, UsageError
 from freewheel_ray.federate.options import FederateOptions
-from freewheel_ray.federate.sites import read, site_of
+from freewheel_ray.federate.site_config import read, site_of
 
 ARGV = ["CartPole-v1", "--steps", "10000", "--ppo.lr", "1e-3", "--seed", "3"]
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("ray")
 
 from freewheel.errors import FreewheelError, SetupError, UsageError
-from freewheel_ray.actors import probe
+from freewheel_ray.actors import address_check
 from freewheel_ray.actors.cluster import Cluster, cluster_cpus
 from freewheel_ray.actors.driver import Driver
 from packages.ray.tests.support.ray_nodes import Nodes
@@ -29,7 +29,7 @@ def nodes() -> Iterator[Nodes]:
 @pytest.fixture(autouse=True)
 def token(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """This user has the right token."""
-    for name in probe.TOKENS:
+    for name in address_check.TOKENS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", nodes.environment["RAY_AUTH_TOKEN_PATH"])
 
@@ -38,7 +38,7 @@ def problem_at(address: str) -> str:
     """What is said of an address, soon enough."""
     began = time.monotonic()
     with pytest.raises(FreewheelError) as caught:
-        probe.find(address)
+        address_check.find(address)
     assert time.monotonic() - began < 15
     text = str(caught.value)
     assert "\n" not in text
@@ -47,7 +47,7 @@ def problem_at(address: str) -> str:
 
 
 def test_a_cluster_is_found_with_its_nodes(nodes: Nodes) -> None:
-    found = probe.find(nodes.address)
+    found = address_check.find(nodes.address)
     assert (found.address, found.guarded, found.loopback, found.autoscales) == (nodes.address, True, True, False)
     assert found.cpus == {nodes.ids[0]: 1.0, nodes.ids[1]: 2.0}
     assert cluster_cpus(nodes.address) == 3.0
@@ -58,7 +58,7 @@ def test_a_cluster_is_found_with_its_nodes(nodes: Nodes) -> None:
 )
 def test_an_address_of_another_form_is_a_wrong_flag(address: str) -> None:
     with pytest.raises(UsageError, match=f"--address {address}: .*host:port"):
-        probe.find(address)
+        address_check.find(address)
 
 
 def test_a_host_that_does_not_exist_and_a_port_where_nobody_listens() -> None:
@@ -69,8 +69,8 @@ def test_a_host_that_does_not_exist_and_a_port_where_nobody_listens() -> None:
 
 
 def test_a_program_that_is_not_ray_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert probe.LIMIT < 15 - 1
-    monkeypatch.setattr(probe, "LIMIT", 2.0)
+    assert address_check.LIMIT < 15 - 1
+    monkeypatch.setattr(address_check, "LIMIT", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
         assert "is not the head of a Ray cluster" in problem_at(f"127.0.0.1:{other.getsockname()[1]}")
 
@@ -88,11 +88,14 @@ def test_a_wrong_token_and_none(nodes: Nodes, monkeypatch: pytest.MonkeyPatch, t
 def test_other_versions_are_named() -> None:
     import ray
 
-    probe.check_versions({"ray_version": ray.__version__, "python_version": ".".join(map(str, probe.PYTHON))})
+    address_check.check_versions(
+        {"ray_version": ray.__version__, "python_version": ".".join(map(str, address_check.PYTHON))}
+    )
     with pytest.raises(
-        probe.Problem, match=r"the cluster has Ray 2\.1\.0 and Python 3\.8\.1, this program Ray .*must be the same"
+        address_check.AddressError,
+        match=r"the cluster has Ray 2\.1\.0 and Python 3\.8\.1, this program Ray .*must be the same",
     ):
-        probe.check_versions({"ray_version": "2.1.0", "python_version": "3.8.1"})
+        address_check.check_versions({"ray_version": "2.1.0", "python_version": "3.8.1"})
 
 
 def test_auto_is_what_the_environment_says_or_what_was_started_here(
@@ -102,7 +105,7 @@ def test_auto_is_what_the_environment_says_or_what_was_started_here(
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert "no cluster is known on this machine" in problem_at("auto")
     monkeypatch.setenv("RAY_ADDRESS", nodes.address)
-    assert probe.find("auto").address == nodes.address
+    assert address_check.find("auto").address == nodes.address
 
 
 def test_a_worker_that_no_node_can_hold(nodes: Nodes) -> None:

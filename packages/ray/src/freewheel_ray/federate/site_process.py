@@ -1,4 +1,4 @@
-"""The process of a site: one training, connected to the coordinator. `python -m freewheel_ray.federate.site PID FD`."""
+"""The process of a site: one training, connected to the coordinator. `python -m freewheel_ray.federate.site_process PID FD`."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ def _train(line: Connection) -> int:
     from freewheel.run.checkpoints.resume import ResumeSettings, resume
     from freewheel.run.naming import CONFIG
     from freewheel.run.trainer import run
-    from freewheel_ray.federate.exchange import Exchange, Order
-    from freewheel_ray.federate.frame import unpack
+    from freewheel_ray.federate.message import unpack
+    from freewheel_ray.federate.site_hook import SiteHook, SiteSetup
 
     try:
-        order = record(Order, dict(unpack(line.recv_bytes(), "the coordinator", "order").values), "the order of a site")
+        order = record(
+            SiteSetup, dict(unpack(line.recv_bytes(), "the coordinator", "order").values), "the order of a site"
+        )
     except EOFError:
         raise SetupError("the coordinator is gone") from None
-    config, exchange = resolve.from_argv(order.words, trust=order.trust), Exchange(line, order)
+    config, exchange = resolve.from_argv(order.words, trust=order.trust), SiteHook(line, order)
     output = config.run.output
     before = Path(output.runs_dir) / output.name
     if (before / CONFIG).is_file():
@@ -73,13 +75,13 @@ def _wait_for(before: Path) -> None:
 
 def _tell(line: Connection, error: Exception) -> None:
     """Why a training could not start. Of one that has started only the kind of error: its text may hold what the site keeps."""
-    from freewheel_ray.federate.frame import Frame
+    from freewheel_ray.federate.message import SiteMessage
 
     clear = isinstance(error, UsageError | SetupError | FileError)
     kind = f"{type(error).__name__}; what it says is in the site's own files"
     problem = str(error).partition("\n")[0] if clear else kind
     with suppress(OSError):
-        line.send_bytes(Frame("failed", {"problem": problem}).pack())
+        line.send_bytes(SiteMessage("failed", {"problem": problem}).pack())
 
 
 if __name__ == "__main__":

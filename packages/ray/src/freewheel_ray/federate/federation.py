@@ -21,20 +21,20 @@ from freewheel.run.evaluation.schedule import Around, EvaluationSchedule, Verdic
 from freewheel.run.plan import Plan, print_line
 from freewheel.run.process import Interrupted, Stop, import_torch
 from freewheel.run.saved import lock_run
-from freewheel_ray.actors import probe
-from freewheel_ray.actors.attendants import Attendants
-from freewheel_ray.actors.calls import Place
+from freewheel_ray.actors import address_check
+from freewheel_ray.actors.calls import NodeSpec
 from freewheel_ray.actors.cluster import Cluster, require_ray
 from freewheel_ray.actors.driver import Driver
-from freewheel_ray.federate import sites as sites_file
+from freewheel_ray.actors.node_processes import NodeProcesses
+from freewheel_ray.federate import site_config
 from freewheel_ray.federate.average import weights_of
-from freewheel_ray.federate.coordinator import BEGINNING, Coordinator, Scores, Start, line
-from freewheel_ray.federate.frame import Frame
+from freewheel_ray.federate.coordinator import BEGINNING, AverageEvaluations, Coordinator, FederationStart, line
+from freewheel_ray.federate.message import SiteMessage
 from freewheel_ray.federate.options import SITES, FederateOptions
-from freewheel_ray.federate.record import Record
-from freewheel_ray.federate.sites import Site
+from freewheel_ray.federate.run_dir import FederationRunDir
+from freewheel_ray.federate.site_config import SiteConfig
 
-SITE = "freewheel_ray.federate.site"  # the module of a site's process
+SITE = "freewheel_ray.federate.site_process"  # the module of a site's process
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Federation:
     """All that is known before anything is started."""
 
     planned: Plan  # of the coordinator: the environment that averages are evaluated on, and the policy
-    sites: Sequence[Site]
+    sites: Sequence[SiteConfig]
     options: FederateOptions
     address: str | None
     trust: bool
@@ -68,11 +68,11 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
     words, own = flags.split_argv(argv, {"address": str})
     address = own["address"][0] if "address" in own else None
     config = resolve.from_argv(words, trust=trust)
-    sites_file.check_options(resolve.read_options(words)[1].flags, config)
-    nodes = 1 if address is None or options.sites != "auto" else len(probe.find(address).cpus)
+    site_config.check_options(resolve.read_options(words)[1].flags, config)
+    nodes = 1 if address is None or options.sites != "auto" else len(address_check.find(address).cpus)
     found = [
-        sites_file.site_of(table, number, words, trust=trust, source=options.sites)
-        for number, table in enumerate(sites_file.read(options.sites, nodes))
+        site_config.site_of(table, number, words, trust=trust, source=options.sites)
+        for number, table in enumerate(site_config.read(options.sites, nodes))
     ]
     _check_sites(found, options, address)
     output = config.run.output
@@ -90,7 +90,7 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
     return Federation(planned, found, options, address, trust)
 
 
-def _check_sites(sites: Sequence[Site], options: FederateOptions, address: str | None) -> None:
+def _check_sites(sites: Sequence[SiteConfig], options: FederateOptions, address: str | None) -> None:
     if options.min_sites > len(sites):
         raise UsageError(f"--min-sites {options.min_sites} is more than there are sites ({len(sites)})")
     for site in sites:
@@ -98,7 +98,7 @@ def _check_sites(sites: Sequence[Site], options: FederateOptions, address: str |
             raise UsageError(f"site {site.name}: a local cluster has one node and no {named} to choose; use --address")
 
 
-def train(federation: Federation, start: Start = BEGINNING) -> int:
+def train(federation: Federation, start: FederationStart = BEGINNING) -> int:
     """All rounds. However it ends, the run directory is complete and nothing of it is left running; returns the exit code."""
     stop = Stop()
     with stop.listening(), ExitStack() as held:
@@ -108,16 +108,16 @@ def train(federation: Federation, start: Start = BEGINNING) -> int:
         stop.begin()
         held.enter_context(lock_run(planned.path))
         check_folder(planned.path / SITES)
-        return _Session(replace(federation, planned=planned), stop, start).train()
+        return _FederationSession(replace(federation, planned=planned), stop, start).train()
 
 
-class _Session:
+class _FederationSession:
     """One session of a federation."""
 
-    def __init__(self, federation: Federation, stop: Stop, start: Start) -> None:
+    def __init__(self, federation: Federation, stop: Stop, start: FederationStart) -> None:
         self._federation, self._stop, self._start = federation, stop, start
         planned, options, folder = federation.planned, federation.options, str(federation.planned.path / SITES)
-        self._record = Record(planned)
+        self._record = FederationRunDir(planned)
         self._coordinator = Coordinator(
             federation.sites, options, planned.spec.layout, folder, start=start, trust=federation.trust
         )
@@ -152,7 +152,7 @@ class _Session:
         )
         with (
             Driver(cluster) as driver,
-            Attendants(driver) as carrier,
+            NodeProcesses(driver) as carrier,
             open_evaluator(planned, planned.runner_factory) as evaluator,
         ):
             around = Around(
@@ -178,14 +178,14 @@ class _Session:
                 self._evaluate_last(self._schedule)
         return ended
 
-    def _rounds(self, carrier: Attendants) -> None:
+    def _rounds(self, carrier: NodeProcesses) -> None:
         coordinator, record, waiting = self._coordinator, self._record, self._stop.check
         begin = partial(self._begin, carrier)
         print_line(f"starting {len(self._federation.sites)} sites ...")
         coordinator.join(carrier, waiting, begin)
         self._tell_problems({})
         assert self._schedule is not None, "it was made"
-        scores, told = Scores(self._schedule, record, coordinator.total), dict[str, str]()
+        scores, told = AverageEvaluations(self._schedule, record, coordinator.total), dict[str, str]()
         began = monotonic()
         while coordinator.rounds.round < coordinator.total:
             outcome = coordinator.round(carrier, waiting, begin)
@@ -212,11 +212,11 @@ class _Session:
             "best_version": None if best is None else best.snapshot.version,
         }
 
-    def _begin(self, carrier: Attendants, name: str) -> None:
+    def _begin(self, carrier: NodeProcesses, name: str) -> None:
         """Start the process of a site."""
         site = next(one for one in self._federation.sites if one.name == name)
         output = self._federation.planned.path / SITES / f"{name}.txt"
-        carrier.start(name, SITE, str(output), Place(**site.place))
+        carrier.start(name, SITE, str(output), NodeSpec(**site.place))
 
     def _tell_problems(self, told: dict[str, str]) -> None:
         for site in self._coordinator.rounds.sites.values():
@@ -224,9 +224,9 @@ class _Session:
                 told[site.name] = site.problem
                 print_line(f"  {site.name}: {site.problem}")
 
-    def _end(self, carrier: Attendants) -> None:
+    def _end(self, carrier: NodeProcesses) -> None:
         learned = self._coordinator.base
-        for name, problem in carrier.end(Frame("end", {}, learned).pack()).items():
+        for name, problem in carrier.end(SiteMessage("end", {}, learned).pack()).items():
             self._problems.append(f"{name}: {problem}")
 
     def _evaluate_last(self, schedule: EvaluationSchedule) -> None:

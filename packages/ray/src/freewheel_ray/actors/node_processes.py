@@ -17,14 +17,14 @@ from typing import NamedTuple, Self
 
 from freewheel.errors import CollectorLostError
 from freewheel.transport import command
-from freewheel_ray.actors.calls import Failed, Place, Ref
-from freewheel_ray.actors.driver import Driver, Handle
+from freewheel_ray.actors.calls import CallFailure, NodeSpec, Ref
+from freewheel_ray.actors.driver import Driver, RemoteHandle
 
 LOOK = 0.5  # seconds between two looks whether the process has ended
 GRACE = 20.0  # seconds for a process that is asked to end
 
 
-class Answer(NamedTuple):
+class ProcessReply(NamedTuple):
     """What has come from a process, or why nothing will."""
 
     name: str
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
     problem: str = ""
 
 
-class Attendant:
+class NodeProcess:
     """The actor. `ask` and `tell` are called one after the other, `interrupt` at any time."""
 
     def __init__(self, module: str, folder: str, output: str) -> None:
@@ -79,12 +79,12 @@ class Attendant:
         return f"its training has ended with exit code {code}" if code else ""
 
 
-class Attendants:
+class NodeProcesses:
     """The coordinator's end of all of them. A process has at most one question at a time."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._actors: dict[str, Handle] = {}
+        self._actors: dict[str, RemoteHandle] = {}
         self._asked: dict[Ref, str] = {}  # reference -> name
 
     def __enter__(self) -> Self:
@@ -95,7 +95,7 @@ class Attendants:
             for name in list(self._actors):
                 self.drop(name)
 
-    def start(self, name: str, module: str, output: str, place: Place) -> None:
+    def start(self, name: str, module: str, output: str, place: NodeSpec) -> None:
         """In this process's working directory, where its node has that."""
         self.drop(name)
         self._actors[name] = self._driver.attend(len(self._actors), place, module, os.getcwd(), output)
@@ -106,15 +106,15 @@ class Attendants:
         for name in names:
             self._asked[self._driver.call(self._actors[name], "ask", stored)] = name
 
-    def answers(self, seconds: float) -> list[Answer]:
+    def answers(self, seconds: float) -> list[ProcessReply]:
         """What has come, at the latest after so many seconds."""
         return [self._taken(reference) for reference in self._driver.wait(list(self._asked), seconds)]
 
-    def _taken(self, reference: Ref) -> Answer:
+    def _taken(self, reference: Ref) -> ProcessReply:
         name, found = self._asked.pop(reference), self._driver.get(reference)
-        if isinstance(found, Failed):
-            return Answer(name, b"", f"its node or its actor is gone ({found.reason})")
-        return Answer(name, *found)
+        if isinstance(found, CallFailure):
+            return ProcessReply(name, b"", f"its node or its actor is gone ({found.reason})")
+        return ProcessReply(name, *found)
 
     def end(self, data: bytes) -> dict[str, str]:
         """Let all end in good order, and wait until they have, for a while. Those that are not asked anything are told this;
@@ -134,10 +134,10 @@ class Attendants:
         found = dict.fromkeys(names, f"it did not end within {2 * GRACE:.0f} s")
         for reference in (one for one in done if told[one] not in interrupted):
             answer = self._driver.get(reference)
-            found[told[reference]] = answer.reason if isinstance(answer, Failed) else answer
+            found[told[reference]] = answer.reason if isinstance(answer, CallFailure) else answer
         return {name: problem for name, problem in found.items() if problem}
 
-    def _tell(self, name: str, stored: Handle) -> Ref:
+    def _tell(self, name: str, stored: RemoteHandle) -> Ref:
         return self._driver.call(self._actors[name], "tell", stored)
 
     def _wait(self, references: Collection[Ref], until: float) -> tuple[list[Ref], list[Ref]]:

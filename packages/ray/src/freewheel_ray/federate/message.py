@@ -30,7 +30,7 @@ ROOM = 1 << 20  # bytes beside the values of the arrays: names and plain values
 
 
 @dataclass(frozen=True)
-class Frame:
+class SiteMessage:
     """One message."""
 
     kind: Kind
@@ -42,7 +42,7 @@ class Frame:
         return head.encode() + b"\n" + (encode_arrays(self.arrays) if self.arrays else b"")
 
 
-def unpack(data: bytes, source: str, *kinds: Kind, known: Mapping[str, NDArray] | None = None) -> Frame:
+def unpack(data: bytes, source: str, *kinds: Kind, known: Mapping[str, NDArray] | None = None) -> SiteMessage:
     """A message of one of these kinds; FileError about anything else, and about arrays that have not the names, shapes and types
     of those that are known, or are not finite."""
     if known is not None and len(data) > sum(value.nbytes for value in known.values()) + ROOM:
@@ -55,4 +55,4 @@ def unpack(data: bytes, source: str, *kinds: Kind, known: Mapping[str, NDArray] 
     arrays = parse_arrays(bytearray(body), f"what {source} has sent") if body else {}
     if known is not None and arrays and (problem := misfit(arrays, known)):
         raise FileError(f"{source} has sent weights that do not fit: {problem}")
-    return Frame(kind, values, arrays)
+    return SiteMessage(kind, values, arrays)

@@ -23,10 +23,10 @@ from freewheel.transport.shm.memory import NEVER
 from freewheel.transport.wire import Fragment, Permits
 from freewheel.transport.workers.heartbeats import CONSTRUCT, NO_LANES_LEFT, RESET, STEP
 from freewheel.transport.workers.roster import Roster, WorkerSlot
-from freewheel_ray.actors.actor import COUNTS, LANES, Hello, Job, Order, Pulse, Reply
-from freewheel_ray.actors.calls import Failed, Ref
+from freewheel_ray.actors.actor import COUNTS, LANES, ActorHeartbeat, ActorSetup, Hello, Reply, WriteRequest
+from freewheel_ray.actors.calls import CallFailure, Ref
 from freewheel_ray.actors.driver import Driver
-from freewheel_ray.actors.queue import Arriving, FragmentQueue
+from freewheel_ray.actors.queue import FragmentQueue, PendingFragment
 
 TICK = 0.02  # seconds after which workers that others have woken are sent on, at the latest
 LOOK = 0.2  # seconds between two looks at workers that are late
@@ -62,21 +62,21 @@ class RemoteWorker:
     after_part: Reply | None = None  # the end of the call, which came before that answer
 
 
-class Flying(NamedTuple):
+class PendingAnswer(NamedTuple):
     """A call under way, or rows."""
 
     what: str
     process: RemoteWorker
-    rows: Arriving | None = None
+    rows: PendingFragment | None = None
 
 
 @dataclass
-class Crew(Roster[RemoteWorker]):
+class ActorSupervisor(Roster[RemoteWorker]):
     """Workers as Ray actors. Nothing here waits for a single one of them."""
 
     queue: FragmentQueue
     pacing: Pacing
-    job: Callable[[int, int, int], Job]  # of a worker and its incarnation, with this ticket
+    job: Callable[[int, int, int], ActorSetup]  # of a worker and its incarnation, with this ticket
     room: int  # fragments of each worker that may wait
     mean_step: Callable[[], float] = lambda: 0.0
     fragments_lost: int = 0
@@ -86,7 +86,7 @@ class Crew(Roster[RemoteWorker]):
         super().__post_init__()
         self.times = np.zeros((self.count, len(WORKER_TIME)), np.int64)
         self.permits = Permits(self.pacing, threading.RLock(), self.wake)
-        self._flying: dict[Ref, Flying] = {}
+        self._flying: dict[Ref, PendingAnswer] = {}
         self._woken: deque[int] = deque()
         self._ring, self._held = threading.Event(), ExitStack()
         self.there = threading.Event()  # an actor has answered: there is a cluster that works
@@ -158,19 +158,19 @@ class Crew(Roster[RemoteWorker]):
 
     def _send(self, process: RemoteWorker, task: str, *arguments: Any) -> None:
         process.task, process.sent, process.age, process.wait = task, time.monotonic(), 0.0, -1
-        self._flying[self._calls.call(process.actor, task, *arguments)] = Flying(task, process)
+        self._flying[self._calls.call(process.actor, task, *arguments)] = PendingAnswer(task, process)
 
     def _landed(self, ref: Ref) -> None:
         what, process, rows = self._flying.pop(ref)
         answer, slot = self._calls.get(ref), process.slot
         if rows is not None:
-            self.queue.arrived(rows, None if isinstance(answer, Failed) else answer)
+            self.queue.arrived(rows, None if isinstance(answer, CallFailure) else answer)
         if slot.process is not process:  # it has been replaced
             return
-        if what in ASKED and (answer is None or isinstance(answer, Failed)):
+        if what in ASKED and (answer is None or isinstance(answer, CallFailure)):
             process.asked = process.part = 0.0  # nobody brings the answer: whether the worker lives shows its call
             self._end_after_part(process)
-        elif isinstance(answer, Failed):
+        elif isinstance(answer, CallFailure):
             # Where no actor has ever been ready, another one will not be either.
             if what == "begin" and answer.report and not self.heartbeats.memory["ready"].any():
                 why = answer.report.splitlines()[-1]
@@ -182,7 +182,7 @@ class Crew(Roster[RemoteWorker]):
             self.heartbeats.enter(slot.worker, CONSTRUCT)
             job = self.job(slot.worker, slot.incarnation, self._ticket(slot.worker))
             self._send(process, "begin", job, self._factory)
-        elif isinstance(answer, Pulse):
+        elif isinstance(answer, ActorHeartbeat):
             self._heard(process, answer)
         elif what == "take_open":
             self._take_part(process, *answer)
@@ -206,7 +206,7 @@ class Crew(Roster[RemoteWorker]):
         process.task = ""
         if reply.code:
             report = self.heartbeats.last_report(worker) if reply.reports else ""
-            self._lose(process, Failed("failed", report), hopeless=reply.code == NO_LANES_LEFT)
+            self._lose(process, CallFailure("failed", report), hopeless=reply.code == NO_LANES_LEFT)
         elif reply.over and not self.heartbeats.stopping:
             self.permits.give_back(worker, self.queue.tally(worker))
             self.heartbeats.enter(worker, RESET)
@@ -222,7 +222,7 @@ class Crew(Roster[RemoteWorker]):
         self.times[fragment.worker] += fragment.time
         rows = self.queue.put(fragment, complete=reply.stored is None)
         if reply.stored is not None:
-            self._flying[reply.stored] = Flying("rows", process, rows)
+            self._flying[reply.stored] = PendingAnswer("rows", process, rows)
 
     def _go_on(self, process: RemoteWorker) -> None:
         """Send a worker that has nothing to do the next grant, if there is one."""
@@ -246,7 +246,7 @@ class Crew(Roster[RemoteWorker]):
         else:
             process.loaded = newest
         process.number, process.steps = process.number + 1, grant.steps
-        self._send(process, "write", Order(process.number, grant, process.wait), weights)
+        self._send(process, "write", WriteRequest(process.number, grant, process.wait), weights)
 
     def _wait(self, process: RemoteWorker, kind: int) -> None:
         if process.wait < 0:
@@ -273,7 +273,7 @@ class Crew(Roster[RemoteWorker]):
             elif not process.asked and self._is_late(process, now):
                 self._ask(process)
         for slot, late in list(self.overdue()):
-            self._lose(slot.process, Failed(late))
+            self._lose(slot.process, CallFailure(late))
         for slot in self.take_due():
             self._start(slot)
 
@@ -313,15 +313,15 @@ class Crew(Roster[RemoteWorker]):
         self._question(process, "pulse", close)
 
     def _question(self, process: RemoteWorker, method: str, number: int) -> None:
-        self._flying[self._calls.ask(process.actor, method, number)] = Flying(method, process)
+        self._flying[self._calls.ask(process.actor, method, number)] = PendingAnswer(method, process)
 
-    def _heard(self, process: RemoteWorker, pulse: Pulse) -> None:
+    def _heard(self, process: RemoteWorker, pulse: ActorHeartbeat) -> None:
         process.asked, process.heard = 0.0, time.monotonic()
         if process.task and pulse.call == process.number:
             process.age = pulse.age
             self._mirror(process.slot.worker, pulse)
 
-    def _mirror(self, worker: int, pulse: Pulse) -> None:
+    def _mirror(self, worker: int, pulse: ActorHeartbeat) -> None:
         """Write down here what a worker says of itself."""
         if not pulse.counts:
             return
@@ -332,7 +332,7 @@ class Crew(Roster[RemoteWorker]):
         for name, of_lanes in zip(LANES, pulse.lanes, strict=True):
             memory[name][worker] = of_lanes
 
-    def _take_part(self, process: RemoteWorker, pulse: Pulse, part: Fragment | None) -> None:
+    def _take_part(self, process: RemoteWorker, pulse: ActorHeartbeat, part: Fragment | None) -> None:
         process.part = 0.0
         self._heard(process, pulse)
         if part is not None:
@@ -346,7 +346,7 @@ class Crew(Roster[RemoteWorker]):
             process.after_part = None
             self._ended(process, "write", reply)
 
-    def _lose(self, process: RemoteWorker | None, failed: Failed, *, hopeless: bool = False) -> None:
+    def _lose(self, process: RemoteWorker | None, failed: CallFailure, *, hopeless: bool = False) -> None:
         """A worker has ended, or has to."""
         assert process is not None, "it runs"
         slot, worker = process.slot, process.slot.worker
@@ -369,7 +369,7 @@ class Crew(Roster[RemoteWorker]):
         for process in running:
             if not process.slot.pending and process.task != "begin":
                 self._ask(process, process.number)
-                self._flying[self._calls.call(process.actor, "close")] = Flying("close", process)
+                self._flying[self._calls.call(process.actor, "close")] = PendingAnswer("close", process)
         limit = Limit(GRACE)
         while limit.left and (
             left := [ref for ref, one in self._flying.items() if one.what in ("write", "close", "rows")]

@@ -1,12 +1,12 @@
-"""`python -m freewheel_ray.actors.keeper`: a local Ray cluster that lives as long as the process that has started this one.
+"""Run a local Ray cluster that lives as long as the process that started this one.
 
-It starts Ray on the loopback device, says where it is, and waits until its standard input is closed, or until that process or one
-that the cluster cannot be without has ended, however it has ended. Then it kills all that the cluster has started and removes the
-cluster's folder. Every orphan among its descendants becomes its child (Linux), so that none escapes. It imports nothing that can
-hang, and not ray.
+`python -m freewheel_ray.actors.local_cluster PID CPUS BYTES` starts Ray on the loopback device and prints the address. Then it
+waits until its standard input is closed, or until its parent process or a vital process of the cluster has ended for any reason.
+Finally it kills every process that the cluster has started and removes the cluster's folder. On Linux every orphan among its
+descendants becomes its child, so no process escapes. It does not import ray, or anything else that can hang.
 
-`... keeper FOLDER CPUS BYTES` starts the one node of the cluster and prints its address. `ray start --head` would also start a
-server for clients (`ray://`) on a fixed port, and there is no flag against it.
+With FOLDER instead of PID it starts the single node of the cluster and prints its address. `ray start --head` is not used,
+because it would also start a server for clients (`ray://`) on a fixed port, and it has no option to prevent that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then leaves the add
 FOREIGN = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_REDIS_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_TMPDIR")
 
 
-class Started(NamedTuple):
+class StartedCluster(NamedTuple):
     """What a keeper answers: an address, or why there is none."""
 
     address: str
@@ -120,11 +120,11 @@ def make_folder() -> str:
     return folder
 
 
-def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Started:
+def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> StartedCluster:
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     environment |= with_token(folder) | LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     place = f"{folder}/r"  # Ray opens the folder that it is given to everybody
-    head = [*python("freewheel_ray.actors.keeper"), place, str(cpus), str(store)]
+    head = [*python("freewheel_ray.actors.local_cluster"), place, str(cpus), str(store)]
     said, log = Path(folder) / "address", Path(folder) / "start.log"
     with said.open("wb") as out, log.open("wb") as err:
         ray = subprocess.Popen(head, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
@@ -133,10 +133,10 @@ def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Starte
         if select.select(watched, [], [], 0.05)[0]:
             raise _ParentEndedError
     if ray.poll() == 0:
-        return Started(said.read_text().split()[-1], folder)
+        return StartedCluster(said.read_text().split()[-1], folder)
     lines = log.read_text(errors="replace").split("\n")
     why = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-    return Started("", folder, f"it does not answer within {SERVES:g} s" if ray.poll() is None else why)
+    return StartedCluster("", folder, f"it does not answer within {SERVES:g} s" if ray.poll() is None else why)
 
 
 def start_node(folder: str, cpus: int, store: int) -> int:

@@ -31,7 +31,7 @@ OWN = ("run", "runs_dir", "config", "preset")  # that a table of a site cannot h
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteConfig:
     """One site."""
 
     name: str
@@ -77,7 +77,7 @@ def read(text: str, nodes: int) -> Sequence[Mapping[str, Any]]:
 
 def site_of(
     table: Mapping[str, Any], number: int, argv: Sequence[str], *, trust: bool, source: str = "--sites"
-) -> Site:
+) -> SiteConfig:
     """A site: the command line of the federation, with the options of its table in place of its own. Code that the file `source`
     names is used only with `trust`."""
     name, rest = str(table["name"]), {key: value for key, value in table.items() if key not in ("name", *PLACE)}
@@ -106,7 +106,7 @@ def site_of(
             f"site {name}: {error}" if rest and not str(error).startswith("site") else str(error)
         ) from None
     assert config.run.budget.steps is not None, "minutes and episodes are refused"
-    return Site(name, tuple(words), config.run.budget.steps, place)
+    return SiteConfig(name, tuple(words), config.run.budget.steps, place)
 
 
 def _flags(table: Mapping[str, Any]) -> flags.Flags:

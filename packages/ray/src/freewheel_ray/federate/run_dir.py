@@ -27,7 +27,7 @@ from freewheel_ray.federate.options import FEDERATION, SITES
 AVERAGE = "federation.safetensors"
 
 
-class Record:
+class FederationRunDir:
     """The run directory of a federation."""
 
     def __init__(self, planned: Plan) -> None:

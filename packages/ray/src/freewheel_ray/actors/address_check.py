@@ -1,7 +1,7 @@
-"""What there is at the address of a Ray cluster, found out by another process: Ray itself may wait for minutes, or abort.
+"""Check the address of a Ray cluster from a separate process, because Ray itself may wait for minutes or abort.
 
-`python -m freewheel_ray.actors.probe ADDRESS` writes one JSON object a line: at the end what it has found, before that what to
-say if it gets no further.
+`python -m freewheel_ray.actors.address_check ADDRESS` writes JSON objects, one per line. The last line holds the result. Each
+line before it holds the problem to report if the check gets no further.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PYTHON = sys.version_info[:3]
 NO_HEAD = "what listens there is not the head of a Ray cluster"
 
 
-class Found(NamedTuple):
+class ClusterInfo(NamedTuple):
     """A cluster that answers, and that this program can join."""
 
     address: str
@@ -40,7 +40,7 @@ class Found(NamedTuple):
     cpus: dict[str, float]  # of every live node, by its id
 
 
-def find(address: str) -> Found:
+def find(address: str) -> ClusterInfo:
     """The cluster at an address; an error of one line within 15 s if it cannot be used."""
     if address != AUTO:
         check_form(address)
@@ -58,7 +58,7 @@ def find(address: str) -> Found:
         process.kill()
         process.communicate()
     if "found" in answer:
-        return Found(*answer["found"])
+        return ClusterInfo(*answer["found"])
     raise SetupError(f"--address {address}: {answer.get('problem', f'Python does not start within {LIMIT:g} s')}")
 
 
@@ -90,7 +90,7 @@ def check_form(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-class Problem(Exception):  # noqa: N818 - it is what the user is told
+class AddressError(Exception):
     """Why the cluster cannot be used, in words."""
 
 
@@ -100,7 +100,7 @@ def main(address: str) -> None:
 
     try:
         _say(found=_look(_current() if address == AUTO else address))
-    except Problem as problem:
+    except AddressError as problem:
         _say(problem=str(problem))
     except Exception as error:  # noqa: BLE001 - Ray's own, of many kinds
         _say(problem=f"{NO_HEAD}: {text_of(error).splitlines()[0]}")
@@ -119,15 +119,17 @@ def _current() -> str:
     with contextlib.suppress(OSError):
         address = address or Path(get_ray_address_file(None)).read_text().strip()
     if not address:
-        raise Problem("no cluster is known on this machine: start one with `ray start --head`, or leave out --address")
+        raise AddressError(
+            "no cluster is known on this machine: start one with `ray start --head`, or leave out --address"
+        )
     try:
         check_form(address)
     except UsageError as error:
-        raise Problem(f"RAY_ADDRESS says {error}") from error
+        raise AddressError(f"RAY_ADDRESS says {error}") from error
     return address
 
 
-def _look(address: str) -> Found:
+def _look(address: str) -> ClusterInfo:
     _reach(*check_form(address))
     _say(problem=f"{NO_HEAD}, or it hangs")
     client, guarded = _client(address)
@@ -135,10 +137,12 @@ def _look(address: str) -> Found:
     check_versions(metadata)
     nodes = [node for node in client.get_all_node_info(timeout=RPC).values() if node.state == 0]  # alive
     if not any(os.path.exists(node.raylet_socket_name) for node in nodes):
-        raise Problem(f"this machine is not a node of that cluster: run `ray start --address={address}` on it first")
+        raise AddressError(
+            f"this machine is not a node of that cluster: run `ray start --address={address}` on it first"
+        )
     cpus = {node.node_id.hex(): float(node.resources_total.get("CPU", 0.0)) for node in nodes}
     loopback = all(node.node_manager_address == "127.0.0.1" for node in nodes)
-    return Found(address, guarded, loopback, _autoscales(client), cpus)
+    return ClusterInfo(address, guarded, loopback, _autoscales(client), cpus)
 
 
 def _reach(host: str, port: int) -> None:
@@ -146,14 +150,16 @@ def _reach(host: str, port: int) -> None:
     try:
         places = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise Problem(f"there is no host {host} ({error.strerror})") from error
+        raise AddressError(f"there is no host {host} ({error.strerror})") from error
     _say(problem="the host does not answer")
     try:
         socket.create_connection((str(places[0][4][0]), port), REACH).close()
     except ConnectionRefusedError as error:
-        raise Problem("nothing listens there: is the head of the cluster up (`ray start --head`)?") from error
+        raise AddressError("nothing listens there: is the head of the cluster up (`ray start --head`)?") from error
     except OSError as error:
-        raise Problem(f"the host does not answer ({error}): is the address right, and no firewall between?") from error
+        raise AddressError(
+            f"the host does not answer ({error}): is the address right, and no firewall between?"
+        ) from error
 
 
 def _client(address: str) -> tuple[Any, bool]:
@@ -168,14 +174,16 @@ def _client(address: str) -> tuple[Any, bool]:
     except AuthenticationError:
         loader = AuthenticationTokenLoader.instance()
         if not loader.has_token(ignore_auth_mode=True):
-            raise Problem("the cluster asks for a token: let RAY_AUTH_TOKEN_PATH name a file that holds it") from None
+            raise AddressError(
+                "the cluster asks for a token: let RAY_AUTH_TOKEN_PATH name a file that holds it"
+            ) from None
     os.environ["RAY_AUTH_MODE"] = "token"
     Config.initialize("")
     loader.reset_cache()
     try:
         return GcsClient(address=address), True
     except AuthenticationError as error:
-        raise Problem(
+        raise AddressError(
             "the cluster refuses this user's token: RAY_AUTH_TOKEN_PATH must name a file with the cluster's"
         ) from error
 
@@ -187,7 +195,7 @@ def check_versions(metadata: dict[str, str]) -> None:
     ours = ray.__version__, ".".join(map(str, PYTHON))
     if theirs != ours:
         here = f"this program Ray {ours[0]} and Python {ours[1]}"
-        raise Problem(f"the cluster has Ray {theirs[0]} and Python {theirs[1]}, {here}: they must be the same")
+        raise AddressError(f"the cluster has Ray {theirs[0]} and Python {theirs[1]}, {here}: they must be the same")
 
 
 def _autoscales(client: Any) -> bool:

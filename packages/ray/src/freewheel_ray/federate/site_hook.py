@@ -12,14 +12,14 @@ from freewheel.core import Episode, NDArray
 from freewheel.errors import FileError, FreewheelError, SetupError
 from freewheel.run.hooks import Hook, Run
 from freewheel_ray.federate.average import round_of
-from freewheel_ray.federate.frame import Frame, unpack
+from freewheel_ray.federate.message import SiteMessage, unpack
 
 LOOK = 0.1  # seconds between two looks at the line
 ENDED, GONE = "the federation has ended", "the coordinator is gone"
 
 
 @dataclass(frozen=True)
-class Order:
+class SiteSetup:
     """What a site is told when it starts."""
 
     words: tuple[str, ...]  # of its command line
@@ -29,10 +29,10 @@ class Order:
     patience: float  # seconds without a word from the coordinator after which it ends
 
 
-class Exchange(Hook):
+class SiteHook(Hook):
     """One site's part in a federation."""
 
-    def __init__(self, line: Connection, order: Order) -> None:
+    def __init__(self, line: Connection, order: SiteSetup) -> None:
         self._line, self._order = line, order
         self._round = self._rows = 0  # the present round, and rows trained before it
         self._first = self._rounds = 0  # rows that an earlier session of the site had done, rounds since then
@@ -45,7 +45,7 @@ class Exchange(Hook):
             self._base = run.learned
         except ValueError as error:
             raise SetupError(str(error)) from None
-        self._line.send_bytes(Frame("ready", {"spaces": dict(run.spaces)}, self._base).pack())
+        self._line.send_bytes(SiteMessage("ready", {"spaces": dict(run.spaces)}, self._base).pack())
         self._take_average(run)
 
     def on_episode(self, run: Run, episode: Episode) -> None:
@@ -60,7 +60,7 @@ class Exchange(Hook):
         if self._returns:
             values |= {"return": math.fsum(self._returns) / len(self._returns), "episodes": len(self._returns)}
         try:
-            self._line.send_bytes(Frame("learned", values, round_of(run.learned, self._base)).pack())
+            self._line.send_bytes(SiteMessage("learned", values, round_of(run.learned, self._base)).pack())
         except OSError:
             run.stop(GONE)
             return

@@ -20,12 +20,12 @@ from freewheel.run.plan import print_line
 from freewheel.run.process import import_torch
 from freewheel.run.saved import check_fit
 from freewheel_ray.federate.average import weights_of
-from freewheel_ray.federate.coordinator import Start
+from freewheel_ray.federate.coordinator import FederationStart
+from freewheel_ray.federate.federation import Federation, train
 from freewheel_ray.federate.options import FEDERATION, FederateOptions
-from freewheel_ray.federate.record import AVERAGE
-from freewheel_ray.federate.rounds import Tally
-from freewheel_ray.federate.sites import Site
-from freewheel_ray.federate.start import Federation, train
+from freewheel_ray.federate.rounds import SiteTotals
+from freewheel_ray.federate.run_dir import AVERAGE
+from freewheel_ray.federate.site_config import SiteConfig
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ MOST = 1 << 40  # bytes of an average
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedFederation:
     """federation.json."""
 
     rounds: int
@@ -55,7 +55,7 @@ def resume(path: Path, *, trust: bool = False) -> int:
         raise CheckpointError(f"{path} was ended before its first round, it has nothing to go on from: start it anew")
     data = json_object(file)
     signed = data.pop(origin.FIELD, None)
-    saved = record(Saved, data, str(file))
+    saved = record(SavedFederation, data, str(file))
     if not trust and not origin.made_here("federation", data, signed):
         raise origin.refusal(str(file), f"the options of sites {show(next(iter(saved.sites), ''))}")
     if saved.round >= saved.rounds:
@@ -70,17 +70,17 @@ def resume(path: Path, *, trust: bool = False) -> int:
     if weights_of(learned, planned.policy).keys() != checkpoint.load(path / CHECKPOINTS).params.keys():
         raise CheckpointError(f"{path / AVERAGE} has other weights than the checkpoints: restore it from a copy")
     options = record(FederateOptions, saved.options, f"options of {file}")
-    sites = [_settled(_part(Site, one, name, file), planned.config, trusted) for name, one in saved.sites.items()]
-    tallies = {name: _part(Tally, one, name, file) for name, one in saved.sites.items()}
+    sites = [_settled(_part(SiteConfig, one, name, file), planned.config, trusted) for name, one in saved.sites.items()]
+    tallies = {name: _part(SiteTotals, one, name, file) for name, one in saved.sites.items()}
     federation = Federation(planned, sites, options, saved.address, trusted)
     best = _best(saved, path)
-    start = Start(saved.round, saved.env_steps, learned, saved.wall_s, tallies, saved.evaluation, best)
+    start = FederationStart(saved.round, saved.env_steps, learned, saved.wall_s, tallies, saved.evaluation, best)
     disk.remove(path / SUMMARY)
     print_line(f"going on after round {saved.round} of {saved.rounds}")
     return train(federation, start)
 
 
-def _settled(site: Site, config: Config, trust: bool) -> Site:
+def _settled(site: SiteConfig, config: Config, trust: bool) -> SiteConfig:
     """The site with what the federation has settled, where its own words leave it to defaults: these may have changed since."""
     own = from_argv(site.words, trust=trust)
     found = {"policy.normalize_obs": config.policy.normalize_obs}
@@ -96,7 +96,7 @@ def _part(kind: type[T], data: Mapping[str, Any], name: str, file: Path) -> T:
     return record(kind, {key: data[key] for key in names if key in data}, f"site {show(name)} of {file}")
 
 
-def _best(saved: Saved, path: Path) -> Snapshot | None:
+def _best(saved: SavedFederation, path: Path) -> Snapshot | None:
     root = path / CHECKPOINTS
     if saved.best_version is None or checkpoint.target(root, "best") is None:
         return None
