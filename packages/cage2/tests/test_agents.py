@@ -7,8 +7,17 @@ import pytest
 
 from freewheel.core import NDArray
 from freewheel.errors import UsageError
-from freewheel_cage2.agents import DEFENDERS, PLACING, Bline, Defender, Meander, Reactive, Uniform, defender
-from freewheel_cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
+from freewheel_cage2.agents import (
+    DEFENDERS,
+    PLACING,
+    BlineAgent,
+    Defender,
+    MeanderAgent,
+    RandomDefender,
+    RuleDefender,
+    defender,
+)
+from freewheel_cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, NetworkStates
 from freewheel_cage2.scenario import ACTIONS, BIT, HOSTS
 
 ONE = np.ones(1, np.bool_)
@@ -21,8 +30,8 @@ def in_words(kind: NDArray, target: NDArray) -> str:
     return f"{names[int(kind[0])]} {where}"
 
 
-def chain(entry: float) -> Bline:
-    red = Bline(1)
+def chain(entry: float) -> BlineAgent:
+    red = BlineAgent(1)
     red.begin(LANE, np.array([entry]))
     return red
 
@@ -54,7 +63,7 @@ def test_bline_goes_on_when_it_has_seen_the_server_before() -> None:
 
 def test_meander_takes_each_of_its_options_alike() -> None:
     lanes = 4000
-    nets, red = Networks(lanes), Meander(lanes)
+    nets, red = NetworkStates(lanes), MeanderAgent(lanes)
     nets.known[:] = BIT[9] | BIT[10] | BIT[12]
     red._swept[:], red._scanned[:] = 1, 0
     chance = (np.arange(lanes) + 0.5) / lanes
@@ -92,11 +101,11 @@ def test_sleeping_sleeps_and_others_are_named() -> None:
 
 
 def test_random_draws_every_action_alike_and_repeats_itself_by_its_seed() -> None:
-    drawn = Uniform(3).act(np.zeros((14_500, 52)))
+    drawn = RandomDefender(3).act(np.zeros((14_500, 52)))
     counts = np.bincount(drawn, minlength=145)
     assert (counts.min() > 60, counts.max() < 140, len(counts)) == (True, True, 145)  # 100 each, four deviations
-    assert np.array_equal(drawn, Uniform(3).act(np.zeros((14_500, 52))))
-    assert not np.array_equal(drawn, Uniform(4).act(np.zeros((14_500, 52))))
+    assert np.array_equal(drawn, RandomDefender(3).act(np.zeros((14_500, 52))))
+    assert not np.array_equal(drawn, RandomDefender(4).act(np.zeros((14_500, 52))))
 
 
 @pytest.mark.parametrize(
@@ -116,24 +125,24 @@ def test_random_draws_every_action_alike_and_repeats_itself_by_its_seed() -> Non
     ],
 )
 def test_the_heuristic_answers_what_it_sees(obs: NDArray, action: str) -> None:
-    assert acts(Reactive(1), obs) == [action]
-    assert acts(Reactive(1), np.append(obs, np.ones(7))) == [action]  # columns beyond the 52 are not its business
+    assert acts(RuleDefender(1), obs) == [action]
+    assert acts(RuleDefender(1), np.append(obs, np.ones(7))) == [action]  # columns beyond the 52 are not its business
 
 
 def test_it_puts_up_every_decoy_and_then_sleeps() -> None:
-    assert acts(Reactive(1), *[QUIET] * 40) == [*placing(), *["Sleep"] * (40 - len(placing()))]
+    assert acts(RuleDefender(1), *[QUIET] * 40) == [*placing(), *["Sleep"] * (40 - len(placing()))]
     assert not any("User0" in action for action in placing())
 
 
 def test_decoys_of_a_restored_host_are_put_up_again() -> None:
-    blue = Reactive(1)
+    blue = RuleDefender(1)
     acts(blue, *[QUIET] * len(placing()))
     done = acts(blue, seen(User3=PRIVILEGED), *[QUIET] * 3)
     assert done == ["Restore User3", "DecoySSHD User3", "DecoyVsftpd User3", "Sleep"]
 
 
 def test_what_was_analysed_is_not_analysed_again_until_something_happens_there() -> None:
-    blue, unknown = Reactive(1), seen(Enterprise0=UNKNOWN)
+    blue, unknown = RuleDefender(1), seen(Enterprise0=UNKNOWN)
     assert acts(blue, unknown, unknown, unknown)[::2] == ["Analyse Enterprise0", "DecoyApache Op_Server0"]
     assert acts(blue, seen(Enterprise0=(1, 0, 1, 0)), unknown) == ["Analyse Enterprise0", "DecoyTomcat Op_Server0"]
     assert acts(blue, seen(Enterprise0=USER), unknown) == ["Remove Enterprise0", "Analyse Enterprise0"]

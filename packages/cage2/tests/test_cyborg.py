@@ -28,7 +28,7 @@ from freewheel.metrics.meter import Meter
 from freewheel.seeding import training_episodes
 from freewheel_cage2 import cyborg, cyborg_package, family
 from freewheel_cage2.cyborg import Scenario2
-from freewheel_cage2.env import Memory
+from freewheel_cage2.env import BlueMemory
 from freewheel_cage2.scenario import ACTIONS, FOOTHOLD, RED_AGENTS
 from packages.cage2.tests.support.cage2_games import truth
 from packages.cage2.tests.support.cyborg_worlds import STEPS, Scripted, script
@@ -80,7 +80,7 @@ def test_recorded_games_are_played_again_exactly(red_agent: str) -> None:
 
 def test_with_memory_it_remembers_what_the_fast_world_remembers() -> None:
     """Of the same game: what is remembered follows from actions and sightings alone."""
-    real, record, memory = Scenario2("RedMeanderAgent", memory=True), recorded("RedMeanderAgent"), Memory(1)
+    real, record, memory = Scenario2("RedMeanderAgent", memory=True), recorded("RedMeanderAgent"), BlueMemory(1)
     for game in GAMES:
         obs, _ = real.reset(seed=int(record["seed"][game]))
         memory.begin(np.arange(1))

@@ -16,7 +16,7 @@ def test_without_a_simulator_it_says_what_to_install(namesake: bool, monkeypatch
 
 
 def test_a_simulator_with_parts_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> cyborg_package.Package:
+    def broken() -> cyborg_package.CyborgPackage:
         raise ModuleNotFoundError("No module named 'paramiko'")
 
     monkeypatch.setattr(cyborg_package, "_fork", broken)

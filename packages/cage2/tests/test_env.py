@@ -13,8 +13,8 @@ from freewheel.core import NDArray
 from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
-from freewheel_cage2.env import COLUMNS, Cage2Vector, Memory
-from freewheel_cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Networks, choose_exploit
+from freewheel_cage2.env import COLUMNS, BlueMemory, Cage2Vector
+from freewheel_cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, NetworkStates, choose_exploit
 from freewheel_cage2.scenario import ACTIONS, HOSTS, LAST_DECOY, PLACES, PORTS, REDS
 
 NAME = "freewheel/Cage2-v0"
@@ -56,7 +56,7 @@ def test_an_episode_is_the_same_whoever_plays_it(red: str) -> None:
 
 def unlike_a_fresh_one(games: Cage2Vector) -> set[str]:
     """What of the state is not as in a new game."""
-    fresh = Networks(games.num_envs)
+    fresh = NetworkStates(games.num_envs)
     return {name for name in (*_PER_HOST, *_PER_GAME) if (getattr(games.nets, name) != getattr(fresh, name)).any()}
 
 
@@ -161,7 +161,7 @@ def test_red_prefers_the_most_promising_exploit() -> None:
 
 def test_a_new_session_is_noticed_in_95_of_100() -> None:
     lanes = 10_000
-    nets, everywhere = Networks(lanes), np.ones(lanes, np.int64)
+    nets, everywhere = NetworkStates(lanes), np.ones(lanes, np.int64)
     user1 = HOSTS.index("User1")
     nets.scanned[:], nets.ports[:] = 1 << user1, 1 << PORTS.index(21)
     nets.blue(np.zeros(lanes, np.int64))
@@ -197,7 +197,7 @@ def seen(host: str = "", *, exploit: bool = False) -> NDArray:
     return obs
 
 
-def told(memory: Memory) -> dict[str, float]:
+def told(memory: BlueMemory) -> dict[str, float]:
     return {COLUMNS[c]: float(memory.columns[0, c]) for c in memory.columns[0].nonzero()[0]}
 
 
@@ -214,14 +214,14 @@ CANNOT_STAND = "DecoyFemitter Enterprise0", "DecoySSHD User1"  # another system;
     ],
 )  # fmt: skip
 def test_what_is_remembered(steps: list[tuple[str, NDArray]], remembered: str) -> None:
-    memory = Memory(1)
+    memory = BlueMemory(1)
     for name, obs in steps:
         memory.note(action(name), obs)
     assert told(memory) == dict.fromkeys(remembered.split(", "), 1.0)
 
 
 def test_scans_last_and_earlier() -> None:
-    memory = Memory(1)
+    memory = BlueMemory(1)
     for host in ("User1", "Enterprise1"):
         memory.note(action("Sleep"), seen(host))
     assert told(memory) == {"scanned User1": 0.5, "scanned Enterprise1": 1.0}

@@ -17,7 +17,7 @@ from freewheel.envs.legacy import GlobalRandom
 from freewheel.errors import UsageError
 from freewheel_cage2 import official
 from freewheel_cage2.cyborg_package import PACKAGE
-from freewheel_cage2.official import Board, Cell
+from freewheel_cage2.official import ScoreBoard, ScoreCell
 from freewheel_cage2.scenario import ACTIONS, RED_AGENTS
 
 LENGTHS, EPISODES = (4, 7), 2
@@ -65,7 +65,7 @@ def test_it_is_the_challenges_script_to_the_last_number_drawn(world: str, monkey
     ours, theirs = GlobalRandom(official.SEED), GlobalRandom(153)
     monkeypatch.setattr(official, "LENGTHS", LENGTHS)
     monkeypatch.setattr(official, "GlobalRandom", {153: ours}.__getitem__)
-    told: list[Cell] = []
+    told: list[ScoreCell] = []
     config = from_options(world, {"red_agent": "mixture", "max_episode_steps": 9})
     board = official.evaluate(config, Whim(), EPISODES, show=told.append)
     returns = [value for cell in board.cells for value in cell.returns]
@@ -85,11 +85,11 @@ def test_the_runs_own_arguments_go_along_and_green_sleeps() -> None:
 
 
 def test_the_total_is_the_sum_of_all_means_and_the_spread_is_that_of_a_sample() -> None:
-    cells = tuple(Cell(steps, red, (-1.0, -2.0, -6.0)) for steps in (30, 50, 100) for red in RED_AGENTS)
-    board = Board(cells, 3, 153)
+    cells = tuple(ScoreCell(steps, red, (-1.0, -2.0, -6.0)) for steps in (30, 50, 100) for red in RED_AGENTS)
+    board = ScoreBoard(cells, 3, 153)
     assert board.total == pytest.approx(-27.0)
     assert cells[0].spread == pytest.approx(np.std((1, 2, 6), ddof=1))
-    assert Cell(30, "SleepAgent", (0.0,)).spread == 0.0
+    assert ScoreCell(30, "SleepAgent", (0.0,)).spread == 0.0
     told = board.to_json()
     assert json.loads(json.dumps(told))["cells"][1]["mean"] == pytest.approx(-3.0)
     names = [who for who, _ in official.comparison(board)]

@@ -9,13 +9,13 @@ from freewheel.core import NDArray
 from freewheel.errors import UsageError, nearest
 from freewheel.seeding import generator
 from freewheel_cage2 import scenario as s2
-from freewheel_cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, Networks
+from freewheel_cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SWEEP, NetworkStates
 from freewheel_cage2.scenario import ACTIONS, BIT, HOSTS, N
 
 NONE = -1
 
 
-class Bline:
+class BlineAgent:
     """A chain of fifteen actions: the next one follows a success, an earlier one a failure."""
 
     KIND = np.array([
@@ -53,7 +53,7 @@ class Bline:
         return self.KIND[stage], self._targets[np.arange(len(stage)), stage]
 
 
-class Meander:
+class MeanderAgent:
     """Scans, escalates and exploits every host it can, subnet by subnet, in random order."""
 
     def __init__(self, lanes: int) -> None:
@@ -67,7 +67,7 @@ class Meander:
             known[lanes] = 0
         self._last_exploited[lanes] = self._last_host[lanes] = NONE
 
-    def act(self, success: NDArray, nets: Networks, chance: NDArray) -> tuple[NDArray, NDArray]:
+    def act(self, success: NDArray, nets: NetworkStates, chance: NDArray) -> tuple[NDArray, NDArray]:
         """[B] kind and target of the next action, given the outcome of the last one; chance [B] chooses among targets."""
         self.learn(success)
         kind, options = self.options(nets)
@@ -75,7 +75,7 @@ class Meander:
         self.remember(kind, target)
         return kind, target
 
-    def options(self, nets: Networks) -> tuple[NDArray, NDArray]:
+    def options(self, nets: NetworkStates) -> tuple[NDArray, NDArray]:
         """[B] the kind of the next action, and the set from which its target is drawn uniformly."""
         subnets = nets.subnets & ~self._swept
         unscanned = nets.known & ~self._scanned
@@ -143,7 +143,7 @@ class Defender:
         return np.zeros(len(obs), np.int64)
 
 
-class Uniform(Defender):
+class RandomDefender(Defender):
     """Any of the 145 actions with equal probability."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -153,7 +153,7 @@ class Uniform(Defender):
         return self._rng.integers(len(ACTIONS), size=len(obs))
 
 
-class Reactive(Defender):
+class RuleDefender(Defender):
     """By rules: restore hosts that red is known to have, remove sessions after an exploit, analyse suspicious hosts once (a scan
     now, or a removal whose success is unknown), else place decoys, else sleep."""
 
@@ -196,4 +196,4 @@ def defender(name: str, lanes: int = 1, seed: int = 0) -> Defender:
         raise UsageError(f"unknown defender '{name}'{nearest(name, DEFENDERS)}")
     if name == "sleeping":
         return Defender()
-    return Uniform(seed) if name == "random" else Reactive(lanes)
+    return RandomDefender(seed) if name == "random" else RuleDefender(lanes)

@@ -13,11 +13,11 @@ from gymnasium.spaces import Box, Discrete
 from freewheel.core import NDArray
 from freewheel.envs.legacy import GlobalRandom
 from freewheel.errors import SetupError, UsageError
-from freewheel_cage2.env import COLUMNS, Memory
+from freewheel_cage2.env import COLUMNS, BlueMemory
 from freewheel_cage2.scenario import ACTIONS, FOOTHOLD, HOSTS, MIXTURE, RED_AGENTS, STEPS, find_red
 
 if TYPE_CHECKING:
-    from freewheel_cage2.cyborg_package import Package
+    from freewheel_cage2.cyborg_package import CyborgPackage
 
 MIXED = ("B_lineAgent", "RedMeanderAgent")
 PLACE = {host: number for number, host in enumerate(HOSTS)}
@@ -45,7 +45,7 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
         if max_episode_steps is not None and max_episode_steps < 1:
             raise UsageError(f"max_episode_steps is {max_episode_steps}: give at least 1, or None for no limit")
         source = package()
-        self._memory = Memory(1) if memory else None
+        self._memory = BlueMemory(1) if memory else None
         self.observation_space = Box(0.0, 1.0, (4 * len(HOSTS) + (len(COLUMNS) if memory else 0),), np.float32)
         self.action_space = Discrete(len(ACTIONS))
         self._limit, self._steps = max_episode_steps, -1
@@ -96,7 +96,7 @@ class Scenario2(gymnasium.Env[NDArray, Any]):
         return {"compromised": held}
 
 
-def package() -> Package:
+def package() -> CyborgPackage:
     """The package of the simulator, loaded now if it was not."""
     try:
         from freewheel_cage2.cyborg_package import PACKAGE

@@ -25,7 +25,7 @@ NAMESAKE = "; the package CybORG on PyPI is a web scraper of the same name, and 
 
 
 @dataclass(frozen=True)
-class Package:
+class CyborgPackage:
     """An installed package of the simulator."""
 
     name: str
@@ -34,7 +34,7 @@ class Package:
     reds: Mapping[str, type[Any]]
 
 
-def find() -> Package:
+def find() -> CyborgPackage:
     """The fork on PyPI or the official repository; both play the same game."""
     for module, load in (("csle_cyborg", _fork), ("CybORG", _official)):
         if find_spec(module) is not None:
@@ -43,7 +43,7 @@ def find() -> Package:
     raise ModuleNotFoundError(f"the simulator CybORG is not installed: {INSTALL}{namesake}")
 
 
-def _load(module: str, load: Callable[[], Package]) -> Package:
+def _load(module: str, load: Callable[[], CyborgPackage]) -> CyborgPackage:
     """Load it quietly: old gym prints a deprecation notice to stderr and warns."""
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()), _without_learner():
@@ -67,7 +67,7 @@ def _without_learner() -> Iterator[None]:
         del sys.modules[name]
 
 
-def _fork() -> Package:
+def _fork() -> CyborgPackage:
     main = import_module("csle_cyborg.main").Main
     agents = import_module("csle_cyborg.agents")
     wrapper = import_module("csle_cyborg.agents.wrappers.challenge_wrapper").ChallengeWrapper
@@ -75,7 +75,7 @@ def _fork() -> Package:
     return _package("csle-cyborg", lambda red: main(deepcopy(scenario), "sim", agents={"Red": red}), wrapper, agents)
 
 
-def _official() -> Package:
+def _official() -> CyborgPackage:
     package = import_module("CybORG")
     agents = import_module("CybORG.Agents")
     wrapper = import_module("CybORG.Agents.Wrappers").ChallengeWrapper
@@ -83,9 +83,11 @@ def _official() -> Package:
     return _package("CybORG", lambda red: package.CybORG(str(scenario), "sim", agents={"Red": red}), wrapper, agents)
 
 
-def _package(name: str, start: Callable[[type[Any]], Any], wrapper: Callable[..., Any], agents: ModuleType) -> Package:
+def _package(
+    name: str, start: Callable[[type[Any]], Any], wrapper: Callable[..., Any], agents: ModuleType
+) -> CyborgPackage:
     reds = {red: getattr(agents, red) for red in RED_AGENTS}
-    return Package(name, start, lambda simulator: wrapper(env=simulator, agent_name="Blue"), reds)
+    return CyborgPackage(name, start, lambda simulator: wrapper(env=simulator, agent_name="Blue"), reds)
 
 
 PACKAGE = find()

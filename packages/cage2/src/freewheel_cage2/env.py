@@ -15,8 +15,8 @@ from gymnasium.vector.utils import batch_space
 
 from freewheel.core import NDArray, SeedStream
 from freewheel_cage2 import scenario as s2
-from freewheel_cage2.agents import Bline, Meander
-from freewheel_cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SUCCESS, SWEEP, Networks
+from freewheel_cage2.agents import BlineAgent, MeanderAgent
+from freewheel_cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SUCCESS, SWEEP, NetworkStates
 from freewheel_cage2.scenario import ACTIONS, HOSTS, PLACES, N
 
 COLUMNS = (
@@ -31,7 +31,7 @@ _AT = np.array([host for _, host in PLACES])
 LATEST, EARLIER = 1.0, 0.5  # values of a scanned host
 
 
-class Memory:
+class BlueMemory:
     """[B, 67]: decoys in place (blue knows the conditions under which placing one works), hosts that red has scanned, in its
     last scan and before, and hosts that were ever restored."""
 
@@ -73,7 +73,7 @@ _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1C
 
 
 @dataclass(frozen=True)
-class Turn:
+class GameTurn:
     """[B] the actions and outcomes of the last step."""
 
     blue: NDArray
@@ -99,9 +99,9 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         red_agent = s2.find_red(red_agent)
         self.num_envs, self._limit, self._green = num_envs, max_episode_steps, green
         self._red = s2.REDS.index(red_agent)
-        self.nets = Networks(num_envs)
-        self._memory = Memory(num_envs) if memory else None
-        self._bline, self._meander = Bline(num_envs), Meander(num_envs)
+        self.nets = NetworkStates(num_envs)
+        self._memory = BlueMemory(num_envs) if memory else None
+        self._bline, self._meander = BlineAgent(num_envs), MeanderAgent(num_envs)
         self._which = np.full(num_envs, self._red)  # [B] which red plays
         self._key = np.zeros(num_envs, np.uint64)  # [B] the key of all random numbers of an episode
         self._time = np.zeros(num_envs, np.int64)
@@ -109,7 +109,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         self._shown = np.ones(num_envs, np.bool_)
         self._streams: Sequence[SeedStream] | None = None
         self._played = np.zeros(num_envs, np.int64)
-        self.turn: Turn | None = None
+        self.turn: GameTurn | None = None
         size = 4 * N + (len(COLUMNS) if memory else 0)
         self.single_observation_space = Box(0.0, 1.0, (size,), np.float32)
         self.single_action_space = Discrete(len(ACTIONS))
@@ -168,7 +168,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         blue_success = self.nets.blue(actions)
         kind, target = self._red_acts(choice)
         self._success, self._shown = self.nets.red(kind, target, exploit, notice)
-        self.turn = Turn(actions, blue_success, kind, target, self._success)
+        self.turn = GameTurn(actions, blue_success, kind, target, self._success)
         reward = self.nets.reward()
         self.nets.observe(self._green_scans(green) if self._green else None)
         if self._memory is not None:

@@ -24,7 +24,7 @@ _PER_HOST = ("root", "seen", "unseen", "files", "decoys", "decoy_ports", "belief
 _PER_GAME = ("rooted", "held", "known", "named", "scanned", "subnets", "ot_up", "ot_stoppable", "ot_known", "obs")
 
 
-class Networks:
+class NetworkStates:
     """B games. Per-host arrays are flat, [B × 13]; a set of hosts is one number per game (see scenario.py)."""
 
     def __init__(self, lanes: int) -> None:
@@ -71,9 +71,9 @@ class Networks:
         self.ot_up[lanes] = self.ot_stoppable[lanes] = True
         self.ot_known[lanes] = False
 
-    def copies(self, lanes: NDArray) -> Networks:
+    def copies(self, lanes: NDArray) -> NetworkStates:
         """Copies of these games, each as often as its lane is listed."""
-        others, cells = Networks(len(lanes)), self._cells(lanes)
+        others, cells = NetworkStates(len(lanes)), self._cells(lanes)
         for name in _PER_HOST:
             getattr(others, name)[:] = getattr(self, name)[cells]
         for name in _PER_GAME:
@@ -150,7 +150,7 @@ class Networks:
         """
         success = np.zeros(self.lanes, np.bool_)
         shown = np.ones(self.lanes, np.bool_)
-        traces = Traces(self.lanes)
+        traces = ActionTraces(self.lanes)
         way = (self.held & s2.GATEWAYS) != 0  # into the Operational subnet
         if (lanes := np.flatnonzero(kind == SWEEP)).size:
             members = s2.MEMBERS[target[lanes]]
@@ -178,13 +178,13 @@ class Networks:
     def _reachable(self, lanes: NDArray, target: NDArray, way: NDArray) -> NDArray:
         return np.asarray(way[lanes] | ((s2.BIT[target[lanes]] & s2.OPERATIONAL) == 0))
 
-    def _scan(self, lanes: NDArray, host: NDArray, traces: Traces) -> None:
+    def _scan(self, lanes: NDArray, host: NDArray, traces: ActionTraces) -> None:
         cells = self._base[lanes] + host
         self.ports[cells] = s2.OPEN[host] | self.decoy_ports[cells]
         self.scanned[lanes] |= s2.BIT[host]
         traces.scanned[lanes] = 1
 
-    def _exploit(self, lanes: NDArray, host: NDArray, draws: tuple[NDArray, NDArray], traces: Traces) -> NDArray:
+    def _exploit(self, lanes: NDArray, host: NDArray, draws: tuple[NDArray, NDArray], traces: ActionTraces) -> NDArray:
         cells = self._base[lanes] + host
         exploit = choose_exploit(self.ports[cells], draws[0])
         gain = s2.GAINS[host, exploit]
@@ -239,19 +239,19 @@ class Networks:
         self._believe(self._found, np.full(len(self._found), AS_ROOT))
         return self.obs
 
-    def _show_green(self, green: NDArray, cell: NDArray, traces: Traces) -> NDArray:
+    def _show_green(self, green: NDArray, cell: NDArray, traces: ActionTraces) -> NDArray:
         """Green's scans; if red acted on the same host, blue sees one event."""
         lanes = np.flatnonzero(green >= 0)
         cells = self._base[lanes] + green[lanes]
         both = (cells == cell[lanes]) & (traces.entries[lanes] + traces.scanned[lanes] > 0)
-        mixed = Traces(self.lanes)
+        mixed = ActionTraces(self.lanes)
         for name in ("port", "entries", "noticed", "scanned"):
             getattr(mixed, name)[lanes[both]] = getattr(traces, name)[lanes[both]]
         mixed.scanned[lanes] += 1
         self._view[cells[both], :2] = 0.0
         return self._show(lanes, cells, mixed)
 
-    def _show(self, lanes: NDArray, cells: NDArray, traces: Traces) -> NDArray:
+    def _show(self, lanes: NDArray, cells: NDArray, traces: ActionTraces) -> NDArray:
         """Write the activity that these traces show; returns the cells with activity."""
         entries, scans, noticed = traces.entries[lanes], traces.scanned[lanes], traces.noticed[lanes]
         seen = np.flatnonzero(entries + scans > 0)
@@ -276,7 +276,7 @@ class Networks:
         self._view[cells, 2:] = BELIEF[belief]
 
 
-class Traces:
+class ActionTraces:
     """[B] what blue can see of red's action on its target."""
 
     def __init__(self, lanes: int) -> None:

@@ -51,7 +51,7 @@ PUBLISHED: Mapping[tuple[str, str], tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class ScoreCell:
     """Episodes of one length against one red agent."""
 
     steps: int
@@ -69,10 +69,10 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Board:
+class ScoreBoard:
     """All cells in the order of play."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[ScoreCell, ...]
     episodes: int
     seed: int
     simulator: str = ""
@@ -91,7 +91,7 @@ class Board:
 def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[str, Any], Table]:
     """Evaluate a run: what official.json holds, and a table with the published scores."""
 
-    def show(cell: Cell) -> None:
+    def show(cell: ScoreCell) -> None:
         text = f"{cell.red_agent:16} {cell.steps:3} steps: mean {cell.mean:8.2f}, standard deviation {cell.spread:7.2f}"
         Terminal().print(text, soft_wrap=True)
 
@@ -100,10 +100,10 @@ def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[
 
 
 def evaluate(
-    config: Config, actor: Actor, episodes: int, seed: int = SEED, show: Callable[[Cell], object] = str
-) -> Board:
+    config: Config, actor: Actor, episodes: int, seed: int = SEED, show: Callable[[ScoreCell], object] = str
+) -> ScoreBoard:
     """The challenge's own script with this policy, greedy: one random stream for everything that is built, reset and stepped."""
-    stream, cells = GlobalRandom(seed), list[Cell]()
+    stream, cells = GlobalRandom(seed), list[ScoreCell]()
     gc.freeze()
     try:
         for steps in LENGTHS:
@@ -111,11 +111,11 @@ def evaluate(
                 with closing(_opened(on_simulator(config, red_agent, steps, stream), stream)) as env:
                     env.set_context(config.run.contexts)
                     returns = _returns(env, actor, episodes, steps)
-                cells.append(Cell(steps, red_agent, returns))
+                cells.append(ScoreCell(steps, red_agent, returns))
                 show(cells[-1])
     finally:
         gc.unfreeze()
-    return Board(tuple(cells), episodes, seed, cyborg.package().name)
+    return ScoreBoard(tuple(cells), episodes, seed, cyborg.package().name)
 
 
 def on_simulator(config: Config, red_agent: str, steps: int, stream: GlobalRandom) -> GymConfig:
@@ -149,14 +149,14 @@ def _returns(env: GymLoop, actor: Actor, episodes: int, steps: int) -> tuple[flo
     return tuple(returns)
 
 
-def comparison(board: Board) -> Sequence[tuple[str, tuple[float, ...]]]:
+def comparison(board: ScoreBoard) -> Sequence[tuple[str, tuple[float, ...]]]:
     """Authors (* on older code) and their scores: six means and the total, the best total first."""
     ours = (*(cell.mean for red in ATTACKERS for cell in board.cells if cell.red_agent == red), board.total)
     theirs = [(who + "*" * (code == OLDER), scores) for (who, code), scores in PUBLISHED.items()]
     return sorted([(THIS, ours), *theirs], key=lambda row: -row[1][-1])
 
 
-def leader_board(board: Board) -> Table:
+def leader_board(board: ScoreBoard) -> Table:
     """This run among the published scores."""
     table = Table(box=None, padding=(0, 1, 0, 0), caption=f"published: 1000 episodes each; * on {OLDER}")
     table.add_column("steps", no_wrap=True)

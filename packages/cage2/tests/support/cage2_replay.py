@@ -11,8 +11,8 @@ import numpy as np
 
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
-from freewheel_cage2.agents import Bline, Meander
-from freewheel_cage2.network import ESCALATE, EXPLOIT, NOTICED, PREFERENCE, UNKNOWN, Networks
+from freewheel_cage2.agents import BlineAgent, MeanderAgent
+from freewheel_cage2.network import ESCALATE, EXPLOIT, NOTICED, PREFERENCE, UNKNOWN, NetworkStates
 from freewheel_cage2.scenario import BIT, HOSTS, RED_KINDS, SUBNETS, N
 
 #: Random numbers for all possible outcomes: every exploit, noticed or not; either kind of session.
@@ -57,13 +57,13 @@ def replay(path: Path) -> Replay:
 class _After:
     """A replayed step."""
 
-    nets: Networks  # all that agree with the recording so far
+    nets: NetworkStates  # all that agree with the recording so far
     shown: bool  # whether red's scan found anything
     wrong: str = ""  # if none agrees: what differs
 
 
 def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]]) -> Iterator[_After]:
-    nets = Networks(1)
+    nets = NetworkStates(1)
     if unlike := [name for name, same in _agreement(record, (game, 0), nets).items() if not same.all()]:
         yield _After(nets, False, f"already before it: {', '.join(unlike)}")
         return
@@ -99,7 +99,7 @@ def _draws(kind: int) -> tuple[NDArray, NDArray]:
     return pairs[:, 0], pairs[:, 1]
 
 
-def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: Networks) -> dict[str, NDArray]:
+def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: NetworkStates) -> dict[str, NDArray]:
     """[B] by quantity: whether each network agrees with the recording at this (game, index)."""
     ours = {
         "obs": nets.obs,
@@ -114,7 +114,7 @@ def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: Network
     return {name: (values == record[name][at]).all(axis=1) for name, values in ours.items()}
 
 
-def _different(nets: Networks, lanes: NDArray) -> Networks:
+def _different(nets: NetworkStates, lanes: NDArray) -> NetworkStates:
     """Without duplicates: networks with the same future count as one."""
     cells = [counts.reshape(-1, N)[lanes] for counts in (nets.root, nets.seen, nets.unseen, nets.ports)]
     _, first = np.unique(np.concatenate(cells, axis=1), axis=0, return_index=True)
@@ -135,11 +135,11 @@ class _Oracle:
     """Our red agent, which receives the recorded outcomes."""
 
     def __init__(self, agent: str) -> None:
-        entries = len(Bline.ENTRY)
-        self._agent, self._meander, self._bline = agent, Meander(1), Bline(entries)
+        entries = len(BlineAgent.ENTRY)
+        self._agent, self._meander, self._bline = agent, MeanderAgent(1), BlineAgent(entries)
         self._bline.begin(np.arange(entries), np.arange(entries) / entries)
         self._entered = np.ones(entries, np.bool_)  # hosts through which it may have entered
-        self._success, self._shown, self._nets = False, True, Networks(1)
+        self._success, self._shown, self._nets = False, True, NetworkStates(1)
 
     def foresaw(self, kind: int, target: int) -> bool:
         """Whether it could take this action now."""

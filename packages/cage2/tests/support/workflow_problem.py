@@ -6,7 +6,7 @@ import math
 
 from freewheel.seeding import generator
 from freewheel_cage2.workflow.envs import ORDERS, Order, distance
-from freewheel_cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, run
+from freewheel_cage2.workflow.search import Proposal, SearchRules, Strategy, TrialOutcome, WorkflowSearch, run
 
 SLOPE, FALL = 3.0, 0.03  # cost of a pair in the wrong order: in return, in compliance
 THRESHOLD = 0.85  # allows an order five pairs away from the easiest one
@@ -23,14 +23,14 @@ class Problem:
         self._returns = {order: -SLOPE * distance(order, best) for order in ORDERS}
         self._compliance = {order: 1.0 - FALL * distance(order, easiest) for order in ORDERS}
 
-    def trial(self, proposal: Proposal) -> Outcome:
+    def trial(self, proposal: Proposal) -> TrialOutcome:
         """Means over the episodes, as a run would report them; the same for the same trial of the same problem."""
         order = proposal.order
         assert order is not None, "this world is about orders"
         noise = generator(self._seed, "trial", proposal.number, *order).standard_normal(2)
         noise /= math.sqrt(proposal.episodes)
         compliance = min(1.0, max(0.0, self._compliance[order] + SLIPS * noise[1]))
-        return Outcome(self._returns[order] + NOISE * noise[0], 0.0, compliance, proposal.episodes, "episodes", "")
+        return TrialOutcome(self._returns[order] + NOISE * noise[0], 0.0, compliance, proposal.episodes, "episodes", "")
 
     def feasible(self, order: Order) -> bool:
         return self._compliance[order] >= THRESHOLD
@@ -44,8 +44,8 @@ class Problem:
 def regrets(strategy: Strategy, seed: int, trials: int) -> list[tuple[int, float]]:
     """After each trial: the episodes used so far, and the regret of the best order so far."""
     problem = Problem(seed)
-    rules = Rules(strategy, trials * EPISODES, EPISODES, EPISODES, THRESHOLD, fixed_episodes=True, seed=seed)
-    search = Search(rules)
+    rules = SearchRules(strategy, trials * EPISODES, EPISODES, EPISODES, THRESHOLD, fixed_episodes=True, seed=seed)
+    search = WorkflowSearch(rules)
     found: list[tuple[int, float]] = []
 
     def note() -> None:

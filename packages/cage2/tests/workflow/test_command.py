@@ -20,8 +20,8 @@ import pytest
 from freewheel.cli import main as cli
 from freewheel.config import flags
 from freewheel_cage2.workflow.command import SearchOptions, begin, read
-from freewheel_cage2.workflow.search import Trial
-from freewheel_cage2.workflow.trials import SAMPLING, STATE, TRAINING, TRIALS, Book
+from freewheel_cage2.workflow.search import WorkflowTrial
+from freewheel_cage2.workflow.trials import SAMPLING, STATE, TRAINING, TRIALS, SearchFiles
 from packages.cage2.tests.support.tables import rows_of
 from tests.support.places import ROOT
 
@@ -38,8 +38,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def trials_of(folder: Path) -> list[Trial]:
-    return Book(folder).read()[1]
+def trials_of(folder: Path) -> list[WorkflowTrial]:
+    return SearchFiles(folder).read()[1]
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,17 @@ from freewheel_cage2 import family
 from freewheel_cage2.scenario import RED_AGENTS, find_red
 from freewheel_cage2.workflow import search
 from freewheel_cage2.workflow.envs import FAST, REAL, WEIGHT
-from freewheel_cage2.workflow.progress import TrialProgress, which_trial
-from freewheel_cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy
-from freewheel_cage2.workflow.trials import SIGNALLED, TRIALS, Book, InterruptedSearch, Stops, Training, workflow
+from freewheel_cage2.workflow.search import Proposal, SearchRules, Strategy, TrialOutcome, WorkflowSearch
+from freewheel_cage2.workflow.trial_progress import TrialProgress, which_trial
+from freewheel_cage2.workflow.trials import (
+    SIGNALLED,
+    TRIALS,
+    InterruptedSearch,
+    SearchFiles,
+    StopRules,
+    TrialRunner,
+    workflow,
+)
 
 #: The environments that can be searched: their names in `train`, and the versions that show a workflow.
 WORLDS = {family.FAST: FAST, family.REAL: REAL}
@@ -101,8 +109,8 @@ class SearchOptions:
             raise UsageError("--resume needs the name of the search: add --run")
 
     @property
-    def rules(self) -> Rules:
-        return Rules(
+    def rules(self) -> SearchRules:
+        return SearchRules(
             strategy=self.strategy,
             total_episodes=self.total_episodes,
             max_episodes=self.max_episodes_per_workflow,
@@ -151,23 +159,23 @@ CHANGEABLE = ("run", "runs_dir", "resume", "dry_run", "total_episodes")
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """A search: its options, its directory and its state."""
 
     options: SearchOptions
     training: Mapping[str, Any]  # options of `freewheel.train`
-    book: Book
-    search: Search
+    book: SearchFiles
+    search: WorkflowSearch
 
     def save(self) -> None:
         asked = {"options": dataclasses.asdict(self.options), "training": dict(self.training)}
         self.book.save(asked, self.search)
 
-    def trainer(self) -> Training:
+    def trainer(self) -> TrialRunner:
         options, book = self.options, self.book
-        stops = Stops(options.compliance_threshold, options.window, options.plateau)
+        stops = StopRules(options.compliance_threshold, options.window, options.plateau)
         lengths = {"length": options.max_episode_steps, "before": self.search.spent}
-        return Training(self.training, book.folder, stops, book.train, **lengths)
+        return TrialRunner(self.training, book.folder, stops, book.train, **lengths)
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -183,23 +191,23 @@ class Task:
         ]
 
 
-def begin(options: SearchOptions, passed: Mapping[str, Any]) -> Task:
+def begin(options: SearchOptions, passed: Mapping[str, Any]) -> SearchTask:
     """A new search. The numbers of workers and envs are chosen here, once for all trials."""
     name = _name(options)
     if name.path.exists():
         hint = "add --resume to continue it, or choose another --run"
         raise SetupError(f"'{name.name}' exists in {options.runs_dir}; {hint}")
-    task = Task(options, options.training(passed), Book(name.path), Search(options.rules))
+    task = SearchTask(options, options.training(passed), SearchFiles(name.path), WorkflowSearch(options.rules))
     first = task.search.propose()
     assert first is not None, "a new search has something to try"
     sizes = _chosen_sizes(plan(task.trainer().config(first)), options)
-    book = task.book if options.dry_run else Book(name.claim().path)
+    book = task.book if options.dry_run else SearchFiles(name.claim().path)
     return dataclasses.replace(task, training={**task.training, **sizes}, book=book)
 
 
-def resume(options: SearchOptions, given: Sequence[str]) -> Task:
+def resume(options: SearchOptions, given: Sequence[str]) -> SearchTask:
     """Resume a search that was interrupted."""
-    book = Book(_name(options).path)
+    book = SearchFiles(_name(options).path)
     check_folder(book.folder / TRIALS)
     if not book.exists:
         raise UsageError(f"no search '{options.run}' in {options.runs_dir} to resume; leave out --resume")
@@ -212,7 +220,7 @@ def resume(options: SearchOptions, given: Sequence[str]) -> Task:
         known = SearchOptions(**{**asked["options"], **changed})
     except TypeError as error:
         raise SetupError(f"{book.folder} holds a search of another version ({error}); start a new one") from None
-    return Task(known, asked["training"], book, Search(known.rules, trials))
+    return SearchTask(known, asked["training"], book, WorkflowSearch(known.rules, trials))
 
 
 def _name(options: SearchOptions) -> RunName:
@@ -246,11 +254,11 @@ def run_command(argv: Sequence[str]) -> int:
     return _search(task, console)
 
 
-def _search(task: Task, console: Console) -> int:
+def _search(task: SearchTask, console: Console) -> int:
     searched, train = task.search, task.trainer()
     session = time.monotonic(), searched.spent
 
-    def trial(proposal: Proposal) -> Outcome:
+    def trial(proposal: Proposal) -> TrialOutcome:
         begun = workflow(proposal.order) + (f", from {proposal.init}" if proposal.init else "")
         _print(console, f"{which_trial(searched, proposal)}: {begun}, up to {proposal.episodes:,} episodes")
         outcome = train(proposal, TrialProgress(console, searched, proposal, session))
@@ -285,7 +293,7 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _report(task: Task, console: Console) -> None:
+def _report(task: SearchTask, console: Console) -> None:
     """Print every workflow that was tried, and the best one."""
     made, best = task.search, task.search.best
     assert best is not None, "a search ends after a trial"

@@ -13,14 +13,14 @@ from freewheel.seeding import generator
 from freewheel_cage2.workflow.envs import CANONICAL, ORDERS, Order, distance
 
 if TYPE_CHECKING:
-    from freewheel_cage2.workflow.surrogate import Belief, Surrogate
+    from freewheel_cage2.workflow.surrogate import OrderPrediction, Surrogate
 
 Strategy = Literal["gp", "greedy", "random", "canonical", "plain"]
 FEASIBLE = 0.2  # an order is worth a trial if it reaches the compliance threshold with this probability
 
 
 @dataclass(frozen=True)
-class Rules:
+class SearchRules:
     """The rules of a search."""
 
     strategy: Strategy
@@ -50,7 +50,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialOutcome:
     """The result of a trial: means over its last episodes."""
 
     env_return: float
@@ -62,21 +62,21 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Trial:
+class WorkflowTrial:
     """A proposal and its outcome."""
 
     proposal: Proposal
-    outcome: Outcome
+    outcome: TrialOutcome
 
     @property
     def order(self) -> Order | None:
         return self.proposal.order
 
 
-class Search:
+class WorkflowSearch:
     """All trials so far. The next one depends only on the rules and the trials, so that a search can be resumed."""
 
-    def __init__(self, rules: Rules, trials: Iterable[Trial] = ()) -> None:
+    def __init__(self, rules: SearchRules, trials: Iterable[WorkflowTrial] = ()) -> None:
         self.rules, self.trials = rules, list(trials)
 
     @property
@@ -95,20 +95,20 @@ class Search:
         return frozenset(trial.order for trial in self.latest if trial.order is not None and self.failure(trial))
 
     @property
-    def latest(self) -> list[Trial]:
+    def latest(self) -> list[WorkflowTrial]:
         """The last trial of each order."""
         return list({trial.order: trial for trial in self.trials}.values())
 
-    def failure(self, trial: Trial) -> bool:
+    def failure(self, trial: WorkflowTrial) -> bool:
         """Whether it ended below the threshold; not if there was no compliance to measure."""
         compliance = trial.outcome.compliance
         return compliance is not None and compliance < self.rules.threshold
 
     @property
-    def best(self) -> Trial | None:
+    def best(self) -> WorkflowTrial | None:
         """Among the orders that reach the threshold, the one with the highest return; if none does, the most compliant one."""
 
-        def merit(trial: Trial) -> tuple[bool, float, float]:
+        def merit(trial: WorkflowTrial) -> tuple[bool, float, float]:
             outcome = trial.outcome
             compliance = -1.0 if outcome.compliance is None else outcome.compliance
             reached = compliance >= self.rules.threshold
@@ -152,19 +152,19 @@ class Search:
         return Proposal(len(self.trials), order, episodes, self.nearest(order), self.rules.fixed_episodes)
 
 
-def run(search: Search, trial: Callable[[Proposal], Outcome], save: Callable[[], None]) -> None:
+def run(search: WorkflowSearch, trial: Callable[[Proposal], TrialOutcome], save: Callable[[], None]) -> None:
     """Make trials until none is left; the state is saved after every trial."""
     while (proposal := search.propose()) is not None:
-        search.trials.append(Trial(proposal, trial(proposal)))
+        search.trials.append(WorkflowTrial(proposal, trial(proposal)))
         save()
 
 
-def _plain(search: Search) -> Proposal | None:
+def _plain(search: WorkflowSearch) -> Proposal | None:
     """No workflow: one trial that has all episodes."""
     return None if search.trials else Proposal(0, None, search.left, fixed=True)
 
 
-def _canonical(search: Search) -> Proposal | None:
+def _canonical(search: WorkflowSearch) -> Proposal | None:
     """Each of the canonical orders, with an equal share of the episodes."""
     tried = {trial.order for trial in search.trials}
     waiting = [order for order in CANONICAL.values() if order not in tried]
@@ -174,20 +174,20 @@ def _canonical(search: Search) -> Proposal | None:
     return Proposal(len(search.trials), order, max(1, search.left // len(waiting)), search.nearest(order), fixed=True)
 
 
-def _random(search: Search) -> Proposal | None:
+def _random(search: WorkflowSearch) -> Proposal | None:
     """Random orders; those not tried yet first."""
     tried = {trial.order for trial in search.trials}
     candidates = sorted(search.candidates, key=lambda order: order in tried)
     return search.trial_of(candidates[0]) if candidates else None
 
 
-def _modelled(search: Search, beta: float) -> Proposal | None:
+def _modelled(search: WorkflowSearch, beta: float) -> Proposal | None:
     """The highest upper confidence bound of the return, among orders that probably reach the threshold."""
     surrogate, candidates = _surrogate(), search.candidates
     if not candidates or not search.trials:
         return search.trial_of(candidates[0]) if candidates else None
 
-    def believed(values: Sequence[float | None]) -> Belief | None:
+    def believed(values: Sequence[float | None]) -> OrderPrediction | None:
         pairs = zip([trial.order for trial in search.trials], values, strict=True)
         known = [(order, value) for order, value in pairs if order is not None and value is not None]
         if not known:
@@ -220,7 +220,7 @@ def _surrogate() -> type[Surrogate]:
     return Surrogate
 
 
-STRATEGIES: Mapping[Strategy, Callable[[Search], Proposal | None]] = {
+STRATEGIES: Mapping[Strategy, Callable[[WorkflowSearch], Proposal | None]] = {
     "gp": lambda search: _modelled(search, search.rules.beta),
     "greedy": lambda search: _modelled(search, 0.0),  # without exploration
     "random": _random,

@@ -20,7 +20,7 @@ AMPLITUDE, DECAY, NOISE = (0.1, 10.0), (0.03, 3.0), (1e-3, 1.0)
 RESTARTS = 1  # of the optimiser of the hyper-parameters, besides the one from the middle of the bounds
 
 
-class Mallows(kernels.StationaryKernelMixin, kernels.NormalizedKernelMixin, kernels.Kernel):  # type: ignore[misc]
+class MallowsKernel(kernels.StationaryKernelMixin, kernels.NormalizedKernelMixin, kernels.Kernel):  # type: ignore[misc]
     """exp(-decay × Kendall's distance) of orders as `precedence` [N, 10]: positive definite for every decay above 0."""
 
     def __init__(self, decay: float = 0.3, decay_bounds: tuple[float, float] | str = DECAY) -> None:
@@ -41,11 +41,11 @@ class Mallows(kernels.StationaryKernelMixin, kernels.NormalizedKernelMixin, kern
         return value, (-self.decay * pairs * value)[..., None]
 
     def __repr__(self) -> str:
-        return f"Mallows(decay={self.decay:.3g})"
+        return f"MallowsKernel(decay={self.decay:.3g})"
 
 
 @dataclass(frozen=True)
-class Belief:
+class OrderPrediction:
     """The prediction for each of N orders, without the noise of a single trial."""
 
     mean: NDArray  # [N]
@@ -58,11 +58,11 @@ class Belief:
 
 
 class Surrogate:
-    """amplitude × Mallows + noise over standardised values, hyper-parameters by marginal likelihood within their bounds."""
+    """amplitude × MallowsKernel + noise over standardised values, hyper-parameters by marginal likelihood within their bounds."""
 
     def __init__(self, seed: int = 0, kernel: kernels.Kernel | None = None) -> None:
         amplitude, decay, noise = (math.sqrt(low * high) for low, high in (AMPLITUDE, DECAY, NOISE))
-        shape = kernels.ConstantKernel(amplitude, AMPLITUDE) * Mallows(decay, DECAY)
+        shape = kernels.ConstantKernel(amplitude, AMPLITUDE) * MallowsKernel(decay, DECAY)
         kernel = kernel or (shape + kernels.WhiteKernel(noise, NOISE))
         self.process = GaussianProcessRegressor(kernel, n_restarts_optimizer=RESTARTS, random_state=seed)
         self._centre, self._scale = 0.0, 1.0
@@ -75,8 +75,10 @@ class Surrogate:
             self.process.fit(precedence(orders), (np.asarray(values) - self._centre) / self._scale)
         return self
 
-    def predict(self, orders: Sequence[Order]) -> Belief:
+    def predict(self, orders: Sequence[Order]) -> OrderPrediction:
         """The prediction for these orders."""
         mean, std = self.process.predict(precedence(orders), return_std=True)
         noise = self.process.kernel_.k2.noise_level  # included in the prediction of a single trial
-        return Belief(self._centre + self._scale * mean, self._scale * np.sqrt(np.maximum(std**2 - noise, 0.0)))
+        return OrderPrediction(
+            self._centre + self._scale * mean, self._scale * np.sqrt(np.maximum(std**2 - noise, 0.0))
+        )

@@ -25,13 +25,13 @@ from freewheel.run.trainer import run
 from freewheel.seeding import tree
 from freewheel.sinks.classic import ClassicLines, ClassicSink
 from freewheel_cage2.workflow.envs import MEASURES, Order, encode, parse, spelt
-from freewheel_cage2.workflow.search import Outcome, Proposal, Search, Trial
+from freewheel_cage2.workflow.search import Proposal, TrialOutcome, WorkflowSearch, WorkflowTrial
 
 BETTER = 0.02  # the relative improvement of a return that counts
 
 
 @dataclass(frozen=True)
-class Stops:
+class StopRules:
     """When to stop training a workflow."""
 
     threshold: float  # of mean compliance, at which it counts as learned
@@ -39,7 +39,7 @@ class Stops:
     patience: int  # stop after so many windows without a better return; 0: never
 
 
-class Scores(NamedTuple):
+class EpisodeScores(NamedTuple):
     """Of an episode, or means over episodes: the reward, the two parts of it, compliance and fixes (see envs.MEASURES)."""
 
     total_reward: float
@@ -49,26 +49,26 @@ class Scores(NamedTuple):
     fixes: float
 
 
-def means(played: Sequence[Scores]) -> Scores:
+def means(played: Sequence[EpisodeScores]) -> EpisodeScores:
     columns: NDArray = np.array(played).T  # [5, N]
-    compliance = columns[Scores._fields.index("compliance")]
+    compliance = columns[EpisodeScores._fields.index("compliance")]
     applicable = compliance[~np.isnan(compliance)]
-    every = Scores(*columns.mean(axis=1).tolist())
+    every = EpisodeScores(*columns.mean(axis=1).tolist())
     return every._replace(compliance=float(applicable.mean()) if applicable.size else None)
 
 
-class Progress:
+class TrialEpisodes:
     """The episodes of one trial."""
 
-    def __init__(self, stops: Stops, *, fixed: bool = False) -> None:
+    def __init__(self, stops: StopRules, *, fixed: bool = False) -> None:
         self._stops, self._fixed = stops, fixed
-        self.played: list[Scores] = []
+        self.played: list[EpisodeScores] = []
         self._windows, self._since = 0, 0  # full windows; windows after the best one
         self._best: float | None = None
 
     def take(self, episodes: Sequence[Episode]) -> str:
         """Add episodes; returns why the trial should end, or nothing."""
-        self.played += [Scores(episode.ret, *episode.measures) for episode in episodes]
+        self.played += [EpisodeScores(episode.ret, *episode.measures) for episode in episodes]
         self._look_at_windows()
         if self._fixed or not self._windows:
             return ""
@@ -78,7 +78,7 @@ class Progress:
         return "plateau" if 0 < self._stops.patience <= self._since else ""
 
     @property
-    def last(self) -> Scores:
+    def last(self) -> EpisodeScores:
         """Over the last window."""
         return means(self.played[-self._stops.window :])
 
@@ -108,7 +108,7 @@ SAMPLING_COLUMNS = (
 )  # fmt: skip
 
 
-class Book:
+class SearchFiles:
     """The files of one search; search.json is complete at every moment, even if the process is killed."""
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class Book:
     def exists(self) -> bool:
         return (self.folder / STATE).is_file()
 
-    def read(self) -> tuple[dict[str, Any], list[Trial]]:
+    def read(self) -> tuple[dict[str, Any], list[WorkflowTrial]]:
         """The options, and the finished trials."""
         path = self.folder / STATE
         try:
@@ -129,7 +129,7 @@ class Book:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SetupError(f"{path} is missing or damaged ({error}); restore it from a copy") from None
 
-    def save(self, asked: Mapping[str, Any], search: Search) -> None:
+    def save(self, asked: Mapping[str, Any], search: WorkflowSearch) -> None:
         """Write the state and the table of trials."""
         make_private(self.folder)
         trials = [{"proposal": asdict(trial.proposal), "outcome": asdict(trial.outcome)} for trial in search.trials]
@@ -159,13 +159,13 @@ def workflow(order: Order | None) -> str:
     return NO_WORKFLOW if order is None else spelt(order)
 
 
-def _trial(entry: Mapping[str, Any]) -> Trial:
+def _trial(entry: Mapping[str, Any]) -> WorkflowTrial:
     order = entry["proposal"]["order"]
     proposal = {**entry["proposal"], "order": None if order is None else parse("-".join(order))}
-    return Trial(Proposal(**proposal), Outcome(**entry["outcome"]))
+    return WorkflowTrial(Proposal(**proposal), TrialOutcome(**entry["outcome"]))
 
 
-def _decisions(search: Search) -> Iterable[dict[str, Any]]:
+def _decisions(search: WorkflowSearch) -> Iterable[dict[str, Any]]:
     total = 0
     for number, (proposal, outcome) in enumerate((trial.proposal, trial.outcome) for trial in search.trials):
         total += outcome.episodes
@@ -205,22 +205,22 @@ class InterruptedSearch(BaseException):
         self.exit_code = exit_code
 
 
-class Training:
+class TrialRunner:
     """Makes trials: training(proposal) -> outcome. `options` are those of `freewheel.train`, including the environment."""
 
     def __init__(
-        self, options: Mapping[str, Any], folder: Path, stops: Stops, write: Write, *, length: int, before: int = 0
+        self, options: Mapping[str, Any], folder: Path, stops: StopRules, write: Write, *, length: int, before: int = 0
     ) -> None:
         self._options, self._folder, self._stops, self._write = options, folder, stops, write
         self._length, self._episodes = length, before  # steps of an episode; episodes of all trials so far
 
-    def __call__(self, proposal: Proposal, shown: Sink | None = None) -> Outcome:
+    def __call__(self, proposal: Proposal, shown: Sink | None = None) -> TrialOutcome:
         """Train; `shown` gets its metrics, unless the classic lines are asked for."""
         resolved = self.config(proposal)
         name = resolved.run.output.name
         with suppress(OSError):
             disk.remove(self._folder / TRIALS / name)  # of a trial that was interrupted
-        watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
+        watch = _TrialHook(TrialEpisodes(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
         classic = resolved.run.output.console == "classic"
         sink = ClassicSink(ClassicLines(episodes=proposal.episodes)) if classic else shown
         try:
@@ -234,7 +234,7 @@ class Training:
         last, count = watch.progress.last, len(watch.progress.played)
         self._episodes += count
         ended = str(result.summary["ended"]).replace("steps", "episodes")  # the budget in steps is equivalent
-        return Outcome(last.env_return, last.alignment, last.compliance, count, ended, name)
+        return TrialOutcome(last.env_return, last.alignment, last.compliance, count, ended, name)
 
     def config(self, proposal: Proposal) -> Config:
         """The config of the run for a proposal."""
@@ -254,10 +254,10 @@ class Training:
         return from_options(options.pop("env"), options)
 
 
-class _Watch(Hook):
+class _TrialHook(Hook):
     """Watches a trial: writes the training log and applies the stop rules."""
 
-    def __init__(self, progress: Progress, proposal: Proposal, write: Write, before: int) -> None:
+    def __init__(self, progress: TrialEpisodes, proposal: Proposal, write: Write, before: int) -> None:
         self.progress, self._proposal, self._write, self._before = progress, proposal, write, before
         self._written, self._update, self._begun = 0, 0, time.monotonic()
         self._fresh: list[Episode] = []  # since the last update

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from freewheel_cage2.workflow.envs import ORDERS
-from freewheel_cage2.workflow.progress import LINE_EVERY, TrialProgress, which_trial
-from freewheel_cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, Trial
+from freewheel_cage2.workflow.search import Proposal, SearchRules, Strategy, TrialOutcome, WorkflowSearch, WorkflowTrial
+from freewheel_cage2.workflow.trial_progress import LINE_EVERY, TrialProgress, which_trial
 
 ROW: dict[str, Any] = {
     "episodes": 100, "episodes_per_s": 25.0, "updates": 5, "wall_s": 4.0, "time/learner_update": 0.25,
@@ -19,17 +19,19 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-def searched(trials: int = 1, strategy: Strategy = "random") -> Search:
+def searched(trials: int = 1, strategy: Strategy = "random") -> WorkflowSearch:
     """Trials of 200 episodes each, of 1,000 in all."""
-    rules = Rules(
+    rules = SearchRules(
         strategy=strategy, total_episodes=1_000, max_episodes=400, least_episodes=100, threshold=0.9, beta=2.0,
         warm_start=True, fixed_episodes=False, seed=0,
     )  # fmt: skip
     done = [
-        Trial(Proposal(number, ORDERS[number], 400), Outcome(-9.0, 1.0, 0.95, 200, "threshold", f"{number}"))
+        WorkflowTrial(
+            Proposal(number, ORDERS[number], 400), TrialOutcome(-9.0, 1.0, 0.95, 200, "threshold", f"{number}")
+        )
         for number in range(trials)
     ]
-    return Search(rules, done)
+    return WorkflowSearch(rules, done)
 
 
 class Clock:

@@ -16,14 +16,14 @@ from rich.text import Text
 
 from freewheel.sinks.words import clock
 from freewheel_cage2.workflow.envs import CANONICAL
-from freewheel_cage2.workflow.search import Proposal, Search
+from freewheel_cage2.workflow.search import Proposal, WorkflowSearch
 from freewheel_cage2.workflow.trials import workflow
 
 LINE_EVERY = 5.0  # seconds between two plain lines
 WIDTH = 88  # of the panel, where the terminal is wider
 
 
-def which_trial(search: Search, proposal: Proposal) -> str:
+def which_trial(search: WorkflowSearch, proposal: Proposal) -> str:
     """trial 3 of about 10: if the trials to come are as long as those that have been."""
     exact = {"plain": 1, "canonical": len(CANONICAL)}.get(search.rules.strategy)
     if exact is not None:
@@ -43,7 +43,7 @@ class TrialProgress:
     def __init__(
         self,
         console: Console,
-        search: Search,
+        search: WorkflowSearch,
         proposal: Proposal,
         session: tuple[float, int],
         now: Callable[[], float] = time.monotonic,
