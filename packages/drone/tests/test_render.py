@@ -35,12 +35,12 @@ from freewheel_drone.render import (
     PILLARS,
     PLOT,
     PLOT_AT,
-    Moment,
-    Scene,
+    FlightFrame,
+    TileScene,
     as_text,
 )
 from freewheel_drone.task import DroneConfig
-from freewheel_drone.terrain import Tile
+from freewheel_drone.terrain import TerrainTile
 
 CFG = DroneConfig(lidar=False)
 SIDE = CFG.tile_size
@@ -50,21 +50,21 @@ FLOOR, ROOF = -0.5, 5.0  # m, of the side view over flat ground
 SOIL, _, AIR, HIGH = LAYERS
 
 
-def tile(*pillars: tuple[float, float, float], slope: float = 0.0) -> Tile:
+def tile(*pillars: tuple[float, float, float], slope: float = 0.0) -> TerrainTile:
     heights = np.broadcast_to(np.arange(CELLS + 1) * CFG.resolution * slope, (CELLS + 1, CELLS + 1))
-    return Tile(heights, np.reshape(pillars, (-1, 3)), np.empty((0, 2, 3)))
+    return TerrainTile(heights, np.reshape(pillars, (-1, 3)), np.empty((0, 2, 3)))
 
 
-def at(x: float, y: float, z: float = 1.5, **more: Any) -> Moment:
+def at(x: float, y: float, z: float = 1.5, **more: Any) -> FlightFrame:
     plain: dict[str, Any] = {
         "tile": 0, "goal": np.array((18.0, 6.0, 1.5)), "seconds": 1.0, "velocity": np.zeros(3), "yaw": np.array((1.0, 0.0)),
         "seen": np.zeros((24, 24), np.bool_), "lidar": None, "reward": 0.5,
     }  # fmt: skip
-    return Moment(position=np.array((x, y, z)), **plain | more)
+    return FlightFrame(position=np.array((x, y, z)), **plain | more)
 
 
-def drawn(flight: Sequence[Moment], ground: Tile | None = None, cfg: DroneConfig = CFG) -> NDArray:
-    return Scene(cfg, ground or tile(), flight[0].goal).draw(flight)
+def drawn(flight: Sequence[FlightFrame], ground: TerrainTile | None = None, cfg: DroneConfig = CFG) -> NDArray:
+    return TileScene(cfg, ground or tile(), flight[0].goal).draw(flight)
 
 
 def on_map(picture: NDArray, x: float, y: float) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ def test_the_ground_of_the_side_view_is_what_the_drone_has_flown_over() -> None:
     """Uphill, then back the same way: a mountain."""
     slope, flight = 0.25, [at(4, 6, 4), at(12, 6, 4), at(4, 6, 4)]
     picture = drawn(flight, tile(slope=slope))
-    side = Scene(CFG, tile(slope=slope), flight[0].goal).side(flight)
+    side = TileScene(CFG, tile(slope=slope), flight[0].goal).side(flight)
     assert side.span == 35  # 16 m flown, 14 m to the goal, and a metre of room: more than 1.2 times the way at first
     for along, height in (0.5, 1.125), (4, 2.0), (8, 3.0), (12, 2.0), (15.5, 1.125):
         column, row = side.pixel(along, height)
@@ -159,7 +159,7 @@ def test_the_ground_of_the_side_view_is_what_the_drone_has_flown_over() -> None:
 
 def test_too_high_is_marked_by_the_ground_below() -> None:
     flight = [at(4, 6, 4), at(12, 6, 4)]
-    scene = Scene(CFG, tile(slope=0.25), flight[0].goal)
+    scene = TileScene(CFG, tile(slope=0.25), flight[0].goal)
     side, picture = scene.side(flight), scene.draw(flight)
     for along, ground in (0.5, 1.125), (7.5, 2.875):
         for above, colour in (0.1, HIGH), (-0.1, AIR):
@@ -243,7 +243,7 @@ def shot(env: RoughDrone) -> NDArray:
     return picture
 
 
-def flown(env: RoughDrone) -> list[Moment]:
+def flown(env: RoughDrone) -> list[FlightFrame]:
     assert env._camera is not None
     return env._camera.flight
 

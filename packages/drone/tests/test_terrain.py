@@ -13,7 +13,7 @@ from torch import Tensor
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
 from freewheel_drone import terrain as land
-from freewheel_drone.terrain import SCAN, Terrain, TerrainConfig, Tile, grow
+from freewheel_drone.terrain import SCAN, Terrain, TerrainConfig, TerrainTile, grow
 
 CFG = TerrainConfig(levels=1, tiles_per_level=1)
 CELLS = round(CFG.tile_size / CFG.resolution)
@@ -24,8 +24,8 @@ def world(heights: NDArray = FLAT, pillars: NDArray | None = None, cfg: TerrainC
     return Terrain(cfg, [tile(heights, pillars)], "cpu")
 
 
-def tile(heights: NDArray = FLAT, pillars: NDArray | None = None) -> Tile:
-    return Tile(heights, np.empty((0, 3)) if pillars is None else pillars, np.zeros((1, 2, 3)))
+def tile(heights: NDArray = FLAT, pillars: NDArray | None = None) -> TerrainTile:
+    return TerrainTile(heights, np.empty((0, 3)) if pillars is None else pillars, np.zeros((1, 2, 3)))
 
 
 def facing(angle: float) -> Tensor:
@@ -148,7 +148,7 @@ def test_every_pillar_in_reach_is_known_everywhere() -> None:
 
 def test_the_same_seed_grows_the_same_tiles_and_another_does_not() -> None:
     one, two, other = grow(CFG, 5)[0], grow(CFG, 5)[0], grow(CFG, 6)[0]
-    for field in dataclasses.fields(Tile):
+    for field in dataclasses.fields(TerrainTile):
         assert np.array_equal(getattr(one, field.name), getattr(two, field.name))
         assert not np.array_equal(getattr(one, field.name), getattr(other, field.name))
 

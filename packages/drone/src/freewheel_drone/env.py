@@ -20,8 +20,8 @@ from freewheel.learn.mbpo.task import MODEL_STATE
 from freewheel_drone import quadrotor as quad
 from freewheel_drone.model import DroneModel
 from freewheel_drone.quadrotor import Control, Quadrotor, heading, length
-from freewheel_drone.render import Camera, Moment
-from freewheel_drone.task import DISTANCE, GOAL, LAST, LOAD, SEEN, START, WIND, DroneConfig, DroneTask, Lanes
+from freewheel_drone.render import Camera, FlightFrame
+from freewheel_drone.task import DISTANCE, GOAL, LAST, LOAD, SEEN, START, WIND, DroneConfig, DroneStates, DroneTask
 from freewheel_drone.terrain import Terrain, grow
 
 Obs: TypeAlias = dict[str, Tensor]
@@ -93,7 +93,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         self._level, self._tile = zeros(dtype=torch.int32), zeros(dtype=torch.int32)
         self._length = zeros(dtype=torch.int64)
         self._seen = zeros(self.task.cells, self.task.cells, dtype=torch.bool)
-        self._lanes = Lanes(self._body, self._task, self._level, self._tile, self._length, self._seen)
+        self._lanes = DroneStates(self._body, self._task, self._level, self._tile, self._length, self._seen)
         self._reward, self._terminated, self._truncated = zeros(), zeros(dtype=torch.bool), zeros(dtype=torch.bool)
         self._measures = torch.zeros(len(MEASURES), lanes, device=self.device)
         self._obs = {name: torch.cat(parts, 1) for name, parts in self._sense().items()}
@@ -162,7 +162,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
             return None
         return self._camera.text() if self.render_mode == "ansi" else self._camera.picture()
 
-    def _moment(self) -> Moment:
+    def _moment(self) -> FlightFrame:
         """Lane 0 as it is now, copied from its device."""
 
         def plain(lanes: Tensor) -> NDArray:
@@ -173,7 +173,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         lidar = self.terrain.look(self._tile[:1], body[:, quad.POSITION], yaw).lidar
         success, crashed, *_ = plain(self._measures.T)
         late = "late" if self._truncated[0] else ""
-        return Moment(
+        return FlightFrame(
             tile=int(self._tile[0]),
             goal=plain(self._task[:, GOAL]),
             seconds=length * self.step_dt,
@@ -186,7 +186,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
             outcome=("success" if success else "crashed" if crashed else late) if length else "",
         )
 
-    def _judge(self, after: Lanes, sane: Tensor) -> Tensor:
+    def _judge(self, after: DroneStates, sane: Tensor) -> Tensor:
         """Move on to the state just reached: its reward, flags and measures; which lanes are over [N]."""
         reward, there, safe = self.task.judge(self._lanes, after, sane)
         for here, new in zip(self._lanes, after, strict=True):

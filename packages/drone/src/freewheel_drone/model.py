@@ -10,7 +10,7 @@ from torch import Tensor
 from freewheel.learn.mbpo.task import ModelTask
 from freewheel_drone import quadrotor as quad
 from freewheel_drone.quadrotor import length, to_heading, to_map
-from freewheel_drone.task import LOAD, TASK, WIND, DroneTask, Lanes, Verdict
+from freewheel_drone.task import LOAD, TASK, WIND, DroneStates, DroneTask, MoveResult
 
 WORD = 24  # cells of the map in a float32: as many bits as it holds exactly
 MOST = 1e3  # of a predicted coordinate: far beyond what a body does, and far from what overflows
@@ -32,19 +32,19 @@ class DroneModel(ModelTask):
         self._shifts = torch.arange(WORD, dtype=torch.int32, device=task.terrain.episodes.device)
         self._sizes = [quad.STATE, TASK + task.cfg.action_size, 3, task.cells * self._words]
 
-    def state_of(self, lanes: Lanes) -> list[Tensor]:
+    def state_of(self, lanes: DroneStates) -> list[Tensor]:
         """The columns of the lanes' state."""
         counts = torch.stack((lanes.level, lanes.tile, lanes.length), 1).float()
         padded = torch.nn.functional.pad(lanes.seen, (0, self._words * WORD - self.task.cells))
         bits = padded.unflatten(2, (self._words, WORD)).int() << self._shifts
         return [lanes.body, lanes.task, counts, bits.sum(3).float().flatten(1)]
 
-    def lanes_of(self, state: Tensor) -> Lanes:
+    def lanes_of(self, state: Tensor) -> DroneStates:
         body, task, counts, words = state.split(self._sizes, 1)
         level, tile, steps = counts.unbind(1)
         bits = words.int().unflatten(1, (self.task.cells, self._words, 1)) >> self._shifts & 1
         seen = bits.flatten(2)[..., : self.task.cells].bool()
-        return Lanes(body, task, level.int(), tile.int(), steps.long(), seen)
+        return DroneStates(body, task, level.int(), tile.int(), steps.long(), seen)
 
     def encode(self, state: Tensor, frame: Tensor) -> Tensor:
         turn, yaw = frame[:, quad.ATTITUDE], _yaw(frame[:, quad.ATTITUDE])
@@ -72,7 +72,7 @@ class DroneModel(ModelTask):
         verdict = self._judge(state, next_state)
         return (verdict.there | ~verdict.safe)[:, 0]
 
-    def _judge(self, state: Tensor, next_state: Tensor) -> Verdict:
+    def _judge(self, state: Tensor, next_state: Tensor) -> MoveResult:
         return self.task.judge(self.lanes_of(state), self.lanes_of(next_state))
 
 

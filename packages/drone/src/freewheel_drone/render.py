@@ -15,7 +15,7 @@ from freewheel.core import NDArray
 from freewheel_drone import canvas
 from freewheel_drone.canvas import Colour
 from freewheel_drone.task import DroneConfig
-from freewheel_drone.terrain import Tile
+from freewheel_drone.terrain import TerrainTile
 
 WIDTH, HEIGHT, EDGE = 960, 480, 12
 MAP = HEIGHT - 2 * EDGE  # pixels, both ways: the tile from above
@@ -47,7 +47,7 @@ OUTCOMES: dict[str, tuple[str, Colour]] = {
 
 
 @dataclass(frozen=True)
-class Moment:
+class FlightFrame:
     """A drone at one time of an episode."""
 
     tile: int
@@ -75,34 +75,34 @@ PROFILE = _profile()
 class Camera:
     """Keeps the moments of one episode, and draws them when it is asked to."""
 
-    def __init__(self, cfg: DroneConfig, tiles: Sequence[Tile]) -> None:
+    def __init__(self, cfg: DroneConfig, tiles: Sequence[TerrainTile]) -> None:
         self._cfg, self._tiles = cfg, tiles
-        self.flight: list[Moment] = []
-        self._scene: Scene | None = None
+        self.flight: list[FlightFrame] = []
+        self._scene: TileScene | None = None
 
     @property
     def over(self) -> bool:
         return bool(self.flight[-1].outcome)
 
-    def begin(self, moment: Moment) -> None:
+    def begin(self, moment: FlightFrame) -> None:
         self.flight, self._scene = [moment], None
 
-    def add(self, moment: Moment) -> None:
+    def add(self, moment: FlightFrame) -> None:
         self.flight.append(moment)
 
     def picture(self) -> NDArray:
         start = self.flight[0]
-        self._scene = self._scene or Scene(self._cfg, self._tiles[start.tile], start.goal)
+        self._scene = self._scene or TileScene(self._cfg, self._tiles[start.tile], start.goal)
         return self._scene.draw(self.flight)
 
     def text(self) -> str:
         return as_text(self._cfg, self._tiles[self.flight[0].tile], self.flight)
 
 
-class Scene:
+class TileScene:
     """What does not change during an episode: the ground, the pillars and the goal."""
 
-    def __init__(self, cfg: DroneConfig, tile: Tile, goal: NDArray) -> None:
+    def __init__(self, cfg: DroneConfig, tile: TerrainTile, goal: NDArray) -> None:
         self._cfg, self._tile, self._goal = cfg, tile, goal
         self.scale = MAP / cfg.tile_size  # pixels a metre, on the map
         self._page = _page()
@@ -111,7 +111,7 @@ class Scene:
         low, high = float(tile.heights.min()), float(tile.heights.max())
         self._floor, self._roof = math.floor(low) - 0.5, math.ceil(high + cfg.max_height)  # m, of the side view
 
-    def draw(self, flight: Sequence[Moment]) -> NDArray:
+    def draw(self, flight: Sequence[FlightFrame]) -> NDArray:
         """The picture [HEIGHT, WIDTH, 3] of an episode so far."""
         picture, side = self._page.copy(), self.side(flight)
         self._draw_map(_part(picture, MAP_AT, (MAP, MAP)), flight)
@@ -132,14 +132,16 @@ class Scene:
         heights: NDArray = ((along @ self._tile.heights) * across).sum(1)
         return heights
 
-    def side(self, flight: Sequence[Moment]) -> Side:
+    def side(self, flight: Sequence[FlightFrame]) -> SideView:
         """The layout of the side view: the way flown, from there straight to the goal, and on to the edge."""
         here, goal = flight[-1].position[:2], self._goal[:2]
         spots = np.array([*(moment.position[:2] for moment in flight), goal], np.float64)
         way = np.concatenate(((0,), np.cumsum(np.hypot(*np.diff(spots, axis=0).T))))
         span = 5.0 * math.ceil(max(1.2 * math.dist(spots[0], goal), way[-1] + 1) / 5)
         ahead = (goal - here) / max(math.dist(goal, here), 1e-6)
-        return Side(np.vstack((spots, goal + ahead * (span - way[-1]))), np.append(way, span), self._floor, self._roof)
+        return SideView(
+            np.vstack((spots, goal + ahead * (span - way[-1]))), np.append(way, span), self._floor, self._roof
+        )
 
     def _draw_land(self) -> NDArray:
         """The map [MAP, MAP, 3] as it looks where it has been seen."""
@@ -157,7 +159,7 @@ class Scene:
             canvas.ring(land, middle, radius - 1, PILLAR_EDGE, 1.2)
         return land
 
-    def _draw_map(self, view: NDArray, flight: Sequence[Moment]) -> None:
+    def _draw_map(self, view: NDArray, flight: Sequence[FlightFrame]) -> None:
         now = flight[-1]
         cells = np.minimum(((np.arange(MAP) + 0.5) / self.scale).astype(int), len(now.seen) - 1)
         seen = now.seen[:, cells.repeat(3)][cells[::-1]].reshape(view.shape)
@@ -177,7 +179,7 @@ class Scene:
         canvas.write(view, (11, MAP - 25), "5 m", CASING)
         canvas.write(view, (10, MAP - 26), "5 m", INK)
 
-    def _draw_lidar(self, view: NDArray, now: Moment, lidar: NDArray) -> None:
+    def _draw_lidar(self, view: NDArray, now: FlightFrame, lidar: NDArray) -> None:
         """The most level channel as rays, and every echo as a dot."""
         elevations = self._cfg.elevations
         turns = math.atan2(now.yaw[1], now.yaw[0]) + 2 * math.pi / lidar.shape[1] * np.arange(lidar.shape[1])
@@ -188,7 +190,7 @@ class Scene:
         echoes = ends[lidar < self._cfg.lidar_range - 1e-3]
         canvas.lines(view, echoes, echoes, LIDAR, 2.5, 0.9)
 
-    def _draw_profile(self, view: NDArray, side: Side) -> None:
+    def _draw_profile(self, view: NDArray, side: SideView) -> None:
         """Ground, pillars near the way, and what is too high; what lies ahead is darker."""
         width, height = PLOT
         along = (np.arange(width) + 0.5) / width * side.span
@@ -203,7 +205,7 @@ class Scene:
         pillar = (gap < NEAR).astype(np.uint8) + (gap < 0)  # of PILLARS
         np.copyto(view, PROFILE[(along > side.flown).astype(np.uint8), pillar, layer])
 
-    def _draw_flight(self, view: NDArray, side: Side, flight: Sequence[Moment]) -> None:
+    def _draw_flight(self, view: NDArray, side: SideView, flight: Sequence[FlightFrame]) -> None:
         now = flight[-1]
         goal, drone = side.pixel(side.way[-2], self._goal[2]), side.pixel(side.flown, now.position[2])
         canvas.ring(view, goal, 6, GOAL, 2)
@@ -221,7 +223,7 @@ class Scene:
         canvas.path(view, side.pixel(side.way[: len(flight)], heights), PATH, 2.5, CASING)
         _draw_dot(view, drone, 4, CRASH if now.outcome == "crashed" else INK)
 
-    def _draw_figures(self, picture: NDArray, flight: Sequence[Moment]) -> None:
+    def _draw_figures(self, picture: NDArray, flight: Sequence[FlightFrame]) -> None:
         now, left = flight[-1], PLOT_AT[0]
         text, colour = OUTCOMES[now.outcome]
         canvas.write(picture, (left, EDGE), text, colour, 3)
@@ -238,7 +240,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Side:
+class SideView:
     """The layout of the side view: metres along the way by metres of height."""
 
     spots: NDArray  # [n + 2, 2] where the drone was, the goal, and beyond it the edge of the view
@@ -263,7 +265,7 @@ class Side:
         return np.stack(np.broadcast_arrays(x, y), -1)
 
 
-def as_text(cfg: DroneConfig, tile: Tile, flight: Sequence[Moment]) -> str:
+def as_text(cfg: DroneConfig, tile: TerrainTile, flight: Sequence[FlightFrame]) -> str:
     """The tile from above in letters, two to a metre of width and one to a metre of height, and the figures in a line."""
     now, size = flight[-1], cfg.tile_size
     rows, columns = len(now.seen), 2 * len(now.seen)
@@ -282,7 +284,7 @@ def as_text(cfg: DroneConfig, tile: Tile, flight: Sequence[Moment]) -> str:
     )
 
 
-def _return(flight: Sequence[Moment]) -> float:
+def _return(flight: Sequence[FlightFrame]) -> float:
     return math.fsum(moment.reward for moment in flight)
 
 
@@ -312,7 +314,7 @@ def _draw_dot(view: NDArray, middle: NDArray, radius: float, colour: Colour) -> 
     canvas.disc(view, middle, radius, colour)
 
 
-def _draw_drone(view: NDArray, middle: NDArray, now: Moment) -> None:
+def _draw_drone(view: NDArray, middle: NDArray, now: FlightFrame) -> None:
     """Four rotors, the two at the nose in the colour of the path."""
     ahead = np.array((now.yaw[0], -now.yaw[1]))
     left = np.array((ahead[1], -ahead[0]))
@@ -349,7 +351,7 @@ def _page() -> NDArray:
     return page
 
 
-def _draw_axes(picture: NDArray, side: Side) -> None:
+def _draw_axes(picture: NDArray, side: SideView) -> None:
     (left, top), (width, height) = PLOT_AT, PLOT
     for metres in range(0, round(side.span) + 1, 5 if side.span <= 40 else 10):
         column, text = left + round(metres / side.span * (width - 1)), f"{metres} m" if metres else "0"

@@ -53,7 +53,7 @@ class DroneConfig(BodyConfig, TerrainConfig):
         return math.ceil(self.episode_seconds / self.step_dt - 1e-6)
 
 
-class Lanes(NamedTuple):
+class DroneStates(NamedTuple):
     """All that decides what happens next in N episodes, given their actions."""
 
     body: Tensor  # [N, 17] see quadrotor.COLUMNS
@@ -64,7 +64,7 @@ class Lanes(NamedTuple):
     seen: Tensor  # [N, G, G] bool, by y and x: the cells of the map that have been seen
 
 
-class Verdict(NamedTuple):
+class MoveResult(NamedTuple):
     """What a move was worth, [N, 1] each."""
 
     reward: Tensor
@@ -81,7 +81,7 @@ class DroneTask:
         self._down = torch.tensor(((0.0, 0.0, -1.0),), device=device)  # [1, 3]
         self._middles = torch.arange(self.cells, device=device) + 0.5  # [G]
 
-    def move(self, lanes: Lanes, body: Tensor, action: Tensor) -> Lanes:
+    def move(self, lanes: DroneStates, body: Tensor, action: Tensor) -> DroneStates:
         """After a step that led to these bodies: what is seen from there is marked."""
         position = body[:, quad.POSITION]
         away = (self._middles - position[:, :2, None]).square()  # [N, 2, G]
@@ -91,7 +91,7 @@ class DroneTask:
         task = torch.cat((lanes.task[:, CONSTANT], distance, count, action), 1)
         return lanes._replace(body=body, task=task, length=lanes.length + 1, seen=seen)
 
-    def judge(self, before: Lanes, after: Lanes, sane: Tensor | bool = True) -> Verdict:
+    def judge(self, before: DroneStates, after: DroneStates, sane: Tensor | bool = True) -> MoveResult:
         """sane [N, 1]: the action was a number; anything else is a crash."""
         cfg, position, task = self.cfg, after.body[:, quad.POSITION], after.task
         height, pillar = self.terrain.touch(after.tile, position)
@@ -108,9 +108,9 @@ class DroneTask:
         reward += cfg.reward_success * there + cfg.reward_crash * ~safe
         reward += cfg.reward_effort * task[:, LAST].square().mean(1, keepdim=True)
         reward += cfg.reward_proximity * (1 - (room - RADIUS) / CAUTION).clamp(0, 1)
-        return Verdict(reward, there, safe)
+        return MoveResult(reward, there, safe)
 
-    def sense(self, lanes: Lanes) -> dict[str, list[Tensor]]:
+    def sense(self, lanes: DroneStates) -> dict[str, list[Tensor]]:
         """The columns of `policy` and of `critic`."""
         cfg, body, task = self.cfg, lanes.body, lanes.task
         attitude, position, distance = body[:, quad.ATTITUDE], body[:, quad.POSITION], task[:, DISTANCE]

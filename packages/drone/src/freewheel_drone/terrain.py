@@ -48,7 +48,7 @@ class TerrainConfig:
 
 
 @dataclass(frozen=True)
-class Tile:
+class TerrainTile:
     """A square piece of the world with its corner at (0, 0)."""
 
     heights: NDArray  # [C + 1, C + 1] of the ground at the corners of C x C cells, by y and x
@@ -57,7 +57,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Sight:
+class SensorReadings:
     """What is sensed from N positions."""
 
     height: Tensor  # [N, 1] above ground
@@ -68,14 +68,14 @@ class Sight:
     lidar: Tensor | None  # [N, channels * azimuths] distances
 
 
-def grow(cfg: TerrainConfig, seed: int) -> list[Tile]:
+def grow(cfg: TerrainConfig, seed: int) -> list[TerrainTile]:
     """All tiles, level by level."""
     places = itertools.product(range(cfg.levels), range(cfg.tiles_per_level))
     steps = max(cfg.levels - 1, 1)
     return [_grow_tile(cfg, level / steps, generator(seed, "terrain", level, tile)) for level, tile in places]
 
 
-def _grow_tile(cfg: TerrainConfig, rough: float, rng: np.random.Generator) -> Tile:
+def _grow_tile(cfg: TerrainConfig, rough: float, rng: np.random.Generator) -> TerrainTile:
     """`rough` goes from 0 at the first level to 1 at the last."""
     heights = _grow_ground(round(cfg.tile_size / cfg.resolution), rough, rng)
     pillars = _plant(cfg.tile_size, (4 + 36 * rough) / 24.0**2, rng)
@@ -88,7 +88,7 @@ def _grow_tile(cfg: TerrainConfig, rough: float, rng: np.random.Generator) -> Ti
         raise SetupError(f"RoughDrone has no room for its episodes in {cfg.tile_size} m: make tile_size larger")
     column, row = np.moveaxis(np.rint(spots / cfg.resolution).astype(int), -1, 0)
     above = heights[row, column] + FLIGHT_HEIGHT
-    return Tile(heights, pillars, np.concatenate((spots, above[..., None]), -1))
+    return TerrainTile(heights, pillars, np.concatenate((spots, above[..., None]), -1))
 
 
 def _grow_ground(cells: int, rough: float, rng: np.random.Generator) -> NDArray:
@@ -127,7 +127,7 @@ class Terrain:
     stands at least as steep above the sensor, so one running maximum serves all channels. Pillars are met in closed form.
     """
 
-    def __init__(self, cfg: TerrainConfig, tiles: Sequence[Tile], device: str) -> None:
+    def __init__(self, cfg: TerrainConfig, tiles: Sequence[TerrainTile], device: str) -> None:
         self._cfg = cfg
         self._cells, self._squares = tiles[0].heights.shape[0] - 1, math.ceil(cfg.tile_size / COARSE)
         # Start and goal of every episode, [tiles * E, 6].
@@ -152,7 +152,7 @@ class Terrain:
         self._points = _tensor(np.concatenate((np.zeros((1, 2)), np.reshape(scan, (-1, 2)), rays)).T, device)  # [2, P]
         self._shares = [1, len(scan), len(rays)]
 
-    def look(self, tile: Tensor, position: Tensor, yaw: Tensor) -> Sight:
+    def look(self, tile: Tensor, position: Tensor, yaw: Tensor) -> SensorReadings:
         """From positions [N, 3] in tiles [N], with the nose towards yaw [N, 2]."""
         x, y, z = position.chunk(3, 1)
         cosine, sine = yaw.chunk(2, 1)
@@ -162,7 +162,7 @@ class Terrain:
         height, normal = self._heights(tile[:, None], x, y)
         below, scan, rays = torch.split(z - height, self._shares, 1)
         pillars = self._near(tile, position)
-        return Sight(
+        return SensorReadings(
             height=below,
             pillar=_gap(pillars),
             closest=pillars[:, :CLOSEST],
