@@ -1,4 +1,4 @@
-"""An address of a cluster: whatever is wrong with it, one line says so within 15 seconds."""
+"""Every problem with the address of a cluster is reported in one line within 15 seconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def token(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problem_at(address: str) -> str:
-    """What is said of an address, soon enough."""
+    """Return the error about an address, which must come soon."""
     began = time.monotonic()
     with pytest.raises(FreewheelError) as caught:
         address_check.find(address)
@@ -68,7 +68,7 @@ def test_a_host_that_does_not_exist_and_a_port_where_nobody_listens() -> None:
         assert "nothing listens there" in problem_at(f"127.0.0.1:{held.getsockname()[1]}")
 
 
-def test_a_program_that_is_not_ray_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_program_that_is_not_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     assert address_check.LIMIT < 15 - 1
     monkeypatch.setattr(address_check, "LIMIT", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -93,12 +93,12 @@ def test_other_versions_are_named() -> None:
     )
     with pytest.raises(
         address_check.AddressError,
-        match=r"the cluster has Ray 2\.1\.0 and Python 3\.8\.1, this program Ray .*must be the same",
+        match=r"the cluster has Ray 2\.1\.0 and Python 3\.8\.1, this program has Ray .*must be the same",
     ):
         address_check.check_versions({"ray_version": "2.1.0", "python_version": "3.8.1"})
 
 
-def test_auto_is_what_the_environment_says_or_what_was_started_here(
+def test_auto_finds_the_cluster_of_the_environment_or_of_this_machine(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
@@ -110,37 +110,39 @@ def test_auto_is_what_the_environment_says_or_what_was_started_here(
 
 def test_a_worker_that_no_node_can_hold(nodes: Nodes) -> None:
     cluster = Cluster(nodes.address, workers=1, cpus_per_worker=3.0, placement="spread")
-    with pytest.raises(SetupError, match="no node of the cluster has 3 CPUs for a worker: the largest has 2"), cluster:
+    with pytest.raises(SetupError, match="no node of the cluster has 3 CPUs for a worker; the largest has 2"), cluster:
         pass
 
 
 def test_workers_are_spread_over_nodes_or_packed(nodes: Nodes) -> None:
     import ray
 
-    class Place:
+    class Located:
         def node(self) -> str:
-            place: str = ray.get_runtime_context().get_node_id()
-            return place
+            node: str = ray.get_runtime_context().get_node_id()
+            return node
 
-    places = {}
+    found = {}
     with Cluster(nodes.address, workers=4, cpus_per_worker=0.5, placement="spread") as cluster:
         assert not cluster.notes
         assert cluster.room() == 6
         for placement in ("spread", "pack"):
             cluster.placement = placement
-            actors = [ray.remote(Place).options(**cluster.actor_options(worker)).remote() for worker in range(3)]
+            actors = [ray.remote(Located).options(**cluster.actor_options(worker)).remote() for worker in range(3)]
             where = ray.get([actor.node.remote() for actor in actors], timeout=30)
-            places[placement] = [nodes.ids.index(node) for node in where]
+            found[placement] = [nodes.ids.index(node) for node in where]
             assert cluster.room() == 3
             del actors
             wait_until(lambda: cluster.room() == 6)
-    assert places["spread"].count(0) == 1
-    assert places["pack"] == [0, 0, 1]
+    assert found["spread"].count(0) == 1
+    assert found["pack"] == [0, 0, 1]
 
 
-def test_fewer_places_than_workers_are_told(nodes: Nodes) -> None:
+def test_a_note_says_that_workers_have_no_room_yet(nodes: Nodes) -> None:
     with Cluster(nodes.address, workers=50, cpus_per_worker=1.0, placement="spread") as cluster:
-        assert cluster.notes == ["the cluster has room for 3 of 50 workers now; the others start when there is room"]
+        assert cluster.notes == [
+            "the cluster has room for 3 of 50 workers now; the others will start when there is room"
+        ]
 
 
 def test_a_connection_of_the_users_own_program_is_used_and_stays(nodes: Nodes) -> None:

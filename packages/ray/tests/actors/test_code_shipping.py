@@ -1,4 +1,4 @@
-"""What an environment needs where its files are not: files of the user's own come along, packages are asked for by name."""
+"""An environment on another node: the user's files are sent along, and missing packages are named."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(config.name.rpartition("/")[2], env.step(0)[1])
 
 
 def moved(folder: Path, program: str) -> str:
-    """What a config that `program` packs is good for in another process, when the files beside it are gone."""
+    """Return what another process prints about the config that `program` packs, after the user's files are gone."""
     here, there = folder / "here", folder / "there"
     here.mkdir()
     there.mkdir()
@@ -75,7 +75,7 @@ def test_an_environment_comes_with_its_file_and_those_that_it_imports(tmp_path: 
     assert moved(tmp_path, PACK.format(program)) == found
 
 
-def test_a_module_that_cannot_travel_is_left_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_be_pickled_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "locked_module.py").write_text(
         "import threading\nLOCK = threading.Lock()\ndef call():\n    return LOCK\n"
     )
@@ -112,6 +112,6 @@ def test_a_package_that_a_node_lacks_is_named(tmp_path: Path, monkeypatch: pytes
     del sys.modules["shop_package"]
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
     with pytest.raises(
-        SetupError, match=r"^the node \S+ \(.*\) has no module 'shop_package': install shop_package on every node"
+        SetupError, match=r"^the node \S+ \(.*\) has no module 'shop_package'; install shop_package on every node"
     ):
         code_shipping.unpacked(blob)

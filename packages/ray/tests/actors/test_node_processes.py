@@ -1,4 +1,4 @@
-"""Processes that are looked after by actors: they end in good order, whatever they are just saying."""
+"""Processes that actors supervise end cleanly, even if an answer is on its way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator, byte by byte: sites that do not fit, send no numbers, fail, or are lost; what its rows and files say."""
+"""The coordinator with sites that do not fit, send invalid bytes, fail or are lost, and the contents of its rows and files."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from freewheel_ray.federate.site_config import SiteConfig
 BASE: dict[str, NDArray] = {"policy.w": np.ones(4, np.float32)}
 Reply = Callable[
     [SiteMessage], "SiteMessage | bytes | None"
-]  # to what a site is sent; None: it does not answer, b"": it is lost
+]  # answers a message; None: the site does not answer, b"": it is lost
 
 
 class Line:
-    """Brings bytes to functions. Implements coordinator.Carrier."""
+    """Passes bytes to functions. Implements coordinator.SiteTransport."""
 
     def __init__(self, sites: dict[str, Reply]) -> None:
         self.sites, self._came = sites, list[ProcessReply]()
@@ -54,7 +54,7 @@ def spaces(columns: int) -> dict[str, Any]:
 
 
 def good(frame: SiteMessage) -> SiteMessage:
-    """Doubles what it is sent."""
+    """Double the weights of the message."""
     if frame.kind == "order":
         return SiteMessage("ready", {"spaces": spaces(3)}, BASE)
     return learned(10, {name: 2 * value for name, value in frame.arrays.items()}, frame.values["round"])
@@ -109,13 +109,13 @@ def test_a_site_with_other_spaces_is_refused_before_the_first_round() -> None:
     ("answer", "said"),
     [
         (SiteMessage("ready", {"spaces": {}}, BASE), "the spaces of b"),
-        (SiteMessage("ready", {"spaces": spaces(3)}), "it has sent no weights"),
+        (SiteMessage("ready", {"spaces": spaces(3)}), "it sent no weights"),
         (SiteMessage("ready", {"spaces": spaces(3)}, {"policy.w": np.ones(5, np.float32)}), "should be (4,) float32"),
         (SiteMessage("failed", {"problem": "unknown option --x"}), "unknown option --x"),
         (b"nonsense", "not JSON"),
     ],
 )
-def test_a_site_that_cannot_start_is_told_in_one_line(answer: SiteMessage | bytes, said: str) -> None:
+def test_a_site_that_cannot_start_is_reported_in_one_line(answer: SiteMessage | bytes, said: str) -> None:
     with pytest.raises(SetupError, match="site b cannot take part") as caught:
         Federation({"a": good, "b": lambda _: answer}).join()
     assert said in str(caught.value)
@@ -129,9 +129,9 @@ def test_a_site_that_cannot_start_is_told_in_one_line(answer: SiteMessage | byte
         (learned("many", BASE), "invalid", "rows of b should be"),
         (learned(-5, BASE), "empty", ""),
         (learned(10**18, BASE), "invalid",
-         "b claims 1,000,000,000,000,000,000 rows in a round, and has 100 for all of them"),
+         "b claims 1,000,000,000,000,000,000 rows in a round, but has only 100 steps for all rounds"),
         (b"\x80\x04K\x01.", "invalid", "not text"),
-        (SiteMessage("failed", {"problem": "ZeroDivisionError"}), "lost", "its training has failed: ZeroDivisionError"),
+        (SiteMessage("failed", {"problem": "ZeroDivisionError"}), "lost", "its training failed: ZeroDivisionError"),
         (b"", "lost", "its node is gone"),
     ],
 )  # fmt: skip
@@ -162,7 +162,7 @@ def test_a_site_counts_for_twice_its_round_at_most() -> None:
     assert row["rows"] == 10 + 20
 
 
-def test_sites_that_have_not_come_back_are_named() -> None:
+def test_sites_that_have_not_rejoined_are_named() -> None:
     def dies(frame: SiteMessage) -> SiteMessage | bytes | None:
         return (good(frame) if federation.started.count("b") < 2 else None) if frame.kind == "order" else b""
 
@@ -173,7 +173,7 @@ def test_sites_that_have_not_come_back_are_named() -> None:
     federation.round()
     assert federation.started == ["a", "b", "b"]
     assert federation.coordinator.absent() == [
-        "b: it was lost, and had not come back when the last round ended (its node is gone)"
+        "b: it was lost, and had not answered again when the last round ended (its node is gone)"
     ]
 
 
@@ -202,7 +202,7 @@ def test_returns_are_taken_only_where_they_were_asked_for() -> None:
         found = good(frame)
         return SiteMessage(found.kind, {**found.values, "return": 7.5, "episodes": 4}, found.arrays)
 
-    for report, told in (("nothing", None), ("returns", 7.5)):
+    for report, expected in (("nothing", None), ("returns", 7.5)):
         federation = Federation({"a": tells}, site_report=report)
         federation.join()
-        assert federation.round()[1].get("return_mean") == told
+        assert federation.round()[1].get("return_mean") == expected

@@ -1,4 +1,4 @@
-"""Going on with a federation: what its sites are told."""
+"""A resumed federation sends its sites the options that it began with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.runs import train
 def test_sites_get_what_was_settled_where_they_leave_it_to_defaults(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As runs have it that were begun before defaults changed: observations as they are, a temperature that begins at 1."""
+    """This federation began before defaults changed: it does not normalise observations, and its temperature begins at 1."""
     settled: dict[str, Any] = {"sac": {"first_temperature": 1.0, "learning_starts": 60}} if algo == "sac" else {}
     policy = {"hidden": [8], "normalize_obs": False}
     path = train(tmp_path, "CartPole-v1", algo=algo, steps=64, evals=0, run="f", policy=policy, **settled).path

@@ -11,7 +11,7 @@ from freewheel_ray.actors import cluster, local_cluster
 
 @contextmanager
 def shared_cluster() -> Iterator[None]:
-    """Runs of this process that are given no address use it while it is open."""
+    """While this context is open, runs of this process without an address use the same cluster."""
     with cluster._local(8, cluster.STORE[0]) as started:
 
         @contextmanager

@@ -1,4 +1,4 @@
-"""Calls of Ray actors: how they are made and answered, and what an error says about whose fault it was."""
+"""Calls of Ray actors: this module makes them, takes their answers, and translates Ray's errors."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from freewheel.errors import SetupError
 from freewheel_ray.actors.actor import RayWorker
 from freewheel_ray.actors.cluster import Cluster
 
-MOST_QUESTIONS = 100_000  # that wait at a switchboard at a time
-Ref = Hashable  # the answer of a call, or a stored value: a ray.ObjectRef
+MOST_QUESTIONS = 100_000  # that can wait at the relay at the same time
+Ref = Hashable  # refers to the answer of a call or to a stored value, like ray.ObjectRef
 
 
 class CallFailure(NamedTuple):
-    """A call that has no answer, because its worker has ended or failed."""
+    """Takes the place of an answer if the worker has ended or failed."""
 
     reason: str
     report: str = ""
-    own_fault: bool = True  # not that of the machine it was on
+    own_fault: bool = True  # False: the machine of the worker was lost
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """Where a process is to run, and what it is to be given of its node."""
+    """The node and the resources that a process asks for."""
 
-    node: str = ""  # the name or address of a host; empty: wherever there is room
+    node: str = ""  # the name or address of a host; empty: any node with room
     cpus: float = 1.0
     gpus: float = 0.0
-    resources: dict[str, float] = field(default_factory=dict)  # of the cluster's own names
+    resources: dict[str, float] = field(default_factory=dict)  # custom resources of the cluster
 
 
 class QuestionRelay:
-    """An actor that brings questions to workers whose main thread is busy with a call: a thread of theirs waits here for them.
+    """An actor that passes questions to workers during a call. A second thread of each worker waits here for them.
 
-    Ray's concurrency groups would do the same, but then its main thread wakes a hundred times a second in every worker, which
-    for fifty of them is a third of a core.
+    Ray's concurrency groups could do the same. With them, however, the main thread of every worker wakes a hundred times a
+    second, which costs a third of a core for fifty workers.
     """
 
     def __init__(self) -> None:
@@ -49,14 +49,14 @@ class QuestionRelay:
         self._numbers = count()
 
     async def ask(self, worker: str, method: str, argument: int) -> Any:
-        """The worker's answer; None: it has ended."""
+        """Return the worker's answer, or None if the worker has ended."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._answers[number] = worker, answer
         self._questions[worker].put_nowait((number, method, argument))
         return await answer
 
     async def question(self, worker: str) -> tuple[int, str, int]:
-        """The next question to this worker."""
+        """Return the next question to this worker."""
         return await self._questions[worker].get()
 
     async def answer(self, number: int, value: Any) -> None:
@@ -65,36 +65,38 @@ class QuestionRelay:
             answer.set_result(value)
 
     async def forget(self, worker: str) -> None:
-        """It has ended, and answers nothing any more."""
+        """Note that a worker has ended, and answer its open questions with None."""
         self._questions.pop(worker, None)
         for number in [number for number, (asked, _) in self._answers.items() if asked == worker]:
             await self.answer(number, None)
 
 
 class NamedActor(NamedTuple):
-    """An actor, and its name at the switchboard if it is a worker."""
+    """An actor, with its name at the relay if it is a worker."""
 
     handle: Any
     name: str
 
 
 class RayCalls:
-    """What a driver does with Ray. The cluster is entered."""
+    """The calls to Ray that the driver makes. The cluster must be connected."""
 
     def __init__(self, cluster: Cluster) -> None:
         import ray
 
-        self._ray, self._cluster, self._names = ray, cluster, count()
+        self._ray = ray
+        self._cluster = cluster
+        self._names = count()
         self._class = ray.remote(RayWorker)
         self._board: Any = None  # until there are workers
 
     def start(self, worker: int) -> NamedActor:
-        """A new actor for this worker; it may take long until there is room for it."""
-        self._board = self._board or self._switchboard()
+        """Create an actor for this worker. It may take a long time until the cluster has room for it."""
+        self._board = self._board or self._relay()
         name = f"{worker}.{next(self._names)}"
         return NamedActor(self._class.options(**self._cluster.actor_options(worker)).remote(self._board, name), name)
 
-    def _switchboard(self) -> Any:
+    def _relay(self) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
@@ -102,7 +104,7 @@ class RayCalls:
         return self._ray.remote(QuestionRelay).options(**options).remote()
 
     def attend(self, number: int, place: NodeSpec, *words: str) -> NamedActor:
-        """A new attendants.Attendant."""
+        """Create an actor of class node_processes.NodeProcess."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         from freewheel_ray.actors.node_processes import NodeProcess
@@ -115,7 +117,7 @@ class RayCalls:
             chosen = [node for node in alive if place.node in (node.host, node.id)]
             if not chosen:
                 there = ", ".join(sorted({node.host for node in alive}))
-                raise SetupError(f"there is no node '{place.node}' in the cluster; there is {there}")
+                raise SetupError(f"the cluster has no node '{place.node}'; its nodes are {there}")
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(chosen[0].id, soft=False)
         return NamedActor(self._ray.remote(max_concurrency=2)(NodeProcess).options(**options).remote(*words), "")
 
@@ -135,7 +137,7 @@ class RayCalls:
 
 
 def answer_of(future: Future[Any]) -> Any:
-    """The answer of a call, or Failed."""
+    """Return the answer of a call, or a CallFailure."""
     from ray import exceptions
 
     try:
@@ -147,7 +149,7 @@ def answer_of(future: Future[Any]) -> Any:
 
 
 def failed(error: Exception) -> CallFailure:
-    """What Ray says about an actor or an object that is gone, in a few words."""
+    """Describe Ray's error about a lost actor or object in a few words."""
     from ray import exceptions
 
     text = str(error)

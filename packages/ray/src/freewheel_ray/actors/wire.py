@@ -1,4 +1,4 @@
-"""The Ray wire: workers are actors of a cluster. A call brings a grant and a reference to the weights, its answer brings rows."""
+"""Connect the pool to Ray actors. A call carries a grant and a reference to the weights, and its reply carries rows."""
 
 from __future__ import annotations
 
@@ -24,19 +24,23 @@ from freewheel_ray.actors.driver import Driver
 from freewheel_ray.actors.queue import FragmentQueue
 from freewheel_ray.actors.supervisor import ActorSupervisor
 
-FIRST, LOOK = 60.0, 0.1  # seconds that the first actor may take to be there, and between two looks
+FIRST = 60.0  # seconds to wait for the first actor before the training continues without it
+LOOK = 0.1  # seconds between two checks
 
 
 class RayWire(SupervisedWire):
-    """Supervised actors. The pacing's cells are here: a thread of this process takes grants for actors that have ended a call."""
+    """The connection to supervised actors. The pacing's cells are in this process, where a thread takes the grants for actors."""
 
     inline = INLINE
 
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size, cluster: Cluster) -> None:
         super().__init__(factory, spec, pacing, size)
-        self._cluster, self._nice = cluster, spec.workers.nice
-        self._driver, self._while_waiting = Driver(cluster), spec.while_waiting
-        self._weights, self._pacing = (spec.weights, most_contexts(spec.context)), copy.copy(pacing)
+        self._cluster = cluster
+        self._nice = spec.workers.nice
+        self._driver = Driver(cluster)
+        self._while_waiting = spec.while_waiting
+        self._weights = (spec.weights, most_contexts(spec.context))
+        self._pacing = copy.copy(pacing)
         self._pacing.cells = {}
         env = replace(spec.env, lanes=self.lanes)
         context, tickets = spec.context.shape[1], pacing.ticket_columns
@@ -74,7 +78,7 @@ class RayWire(SupervisedWire):
         self._resources.close()
 
     def post(self, snapshot: Snapshot) -> None:
-        """Once for all actors: each node fetches it once."""
+        """Store the weights once for all actors; each node fetches them once."""
         super().post(snapshot)
         params = {name: to_numpy(snapshot.params[name]) for name in self._weights[0]}
         self.supervisor.weights = (
@@ -110,14 +114,15 @@ class RayWire(SupervisedWire):
         return self.supervisor.step_ages()
 
     def messages(self) -> list[str]:
-        notes, self._cluster.notes = self._cluster.notes, []
+        notes = self._cluster.notes
+        self._cluster.notes = []
         return [*notes, *super().messages()]
 
     def summary(self) -> Mapping[str, Any]:
         return {**super().summary(), "fragments_lost": self.supervisor.fragments_lost}
 
     def _settle_all(self) -> None:
-        """The crew has left nothing open."""
+        """Do nothing, because the supervisor has settled every worker."""
 
     def _job(self, worker: int, incarnation: int, ticket: int) -> ActorSetup:
         self._record_start(worker, incarnation)

@@ -1,4 +1,4 @@
-"""`freewheel train ENV --federate ROUNDS`: from the command line to the end of the last round."""
+"""Run `freewheel train ENV --federate ROUNDS`, from the command line to the end of the last round."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from freewheel_ray.federate.options import SITES, FederateOptions
 from freewheel_ray.federate.run_dir import FederationRunDir
 from freewheel_ray.federate.site_config import SiteConfig
 
-SITE = "freewheel_ray.federate.site_process"  # the module of a site's process
+SITE = "freewheel_ray.federate.site_process"  # the module that a site's process runs
 
 
 @dataclass(frozen=True)
 class Federation:
-    """All that is known before anything is started."""
+    """The complete description of a federation, known before anything starts."""
 
-    planned: Plan  # of the coordinator: the environment that averages are evaluated on, and the policy
+    planned: Plan  # the coordinator's plan: the environment for evaluating averages, and the policy
     sites: Sequence[SiteConfig]
     options: FederateOptions
     address: str | None
@@ -52,7 +52,7 @@ class Federation:
         return "a local Ray cluster" if self.address is None else f"Ray at {self.address}"
 
     def lines(self) -> list[str]:
-        """The plan as text."""
+        """Return the plan as lines of text."""
         steps = {site.steps // (self.options.federate or 1) for site in self.sites}
         each = f"{min(steps):,}" if len(steps) == 1 else f"{min(steps):,} to {max(steps):,}"
         where, names = f"{len(self.sites)} sites on {self.where}", ", ".join(site.name for site in self.sites)
@@ -63,7 +63,7 @@ class Federation:
 
 
 def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Federation:
-    """What a command line asks for; every mistake that can be found without the sites is reported here."""
+    """Read a federation from a command line. Reports every mistake that can be found without the sites."""
     require_ray()
     words, own = flags.split_argv(argv, {"address": str})
     address = own["address"][0] if "address" in own else None
@@ -83,23 +83,25 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
     needed, rounds = planned.config.learner.rows_before_update(planned.learner_spec), options.federate or 1
     for site in found:
         if site.steps // rounds < needed:
-            fewer = f"use at most {site.steps // needed} rounds, or more --steps"
+            fewer = f"use --federate {site.steps // needed} or less, or more --steps"
             remedy = fewer if site.steps >= needed else "use more --steps"
-            each = f"{rounds} rounds of {site.steps:,} steps have {site.steps // rounds:,} each"
-            raise UsageError(f"site {site.name}: {each}, and the first update takes {needed:,} rows; {remedy}")
+            each = f"{site.steps:,} steps in {rounds} rounds are {site.steps // rounds:,} steps each"
+            raise UsageError(f"site {site.name}: {each}, but the first update needs {needed:,} rows; {remedy}")
     return Federation(planned, found, options, address, trust)
 
 
 def _check_sites(sites: Sequence[SiteConfig], options: FederateOptions, address: str | None) -> None:
     if options.min_sites > len(sites):
-        raise UsageError(f"--min-sites {options.min_sites} is more than there are sites ({len(sites)})")
+        raise UsageError(f"--min-sites {options.min_sites} is larger than the number of sites ({len(sites)})")
     for site in sites:
         if address is None and (named := next((key for key in ("node", "resources") if key in site.place), None)):
-            raise UsageError(f"site {site.name}: a local cluster has one node and no {named} to choose; use --address")
+            raise UsageError(
+                f"site {site.name}: {named} cannot be chosen in a local cluster of one node; use --address"
+            )
 
 
 def train(federation: Federation, start: FederationStart = BEGINNING) -> int:
-    """All rounds. However it ends, the run directory is complete and nothing of it is left running; returns the exit code."""
+    """Run all rounds and return the exit code. In any case the run directory is completed and all processes are ended."""
     stop = Stop()
     with stop.listening(), ExitStack() as held:
         planned = federation.planned
@@ -115,8 +117,12 @@ class _FederationSession:
     """One session of a federation."""
 
     def __init__(self, federation: Federation, stop: Stop, start: FederationStart) -> None:
-        self._federation, self._stop, self._start = federation, stop, start
-        planned, options, folder = federation.planned, federation.options, str(federation.planned.path / SITES)
+        self._federation = federation
+        self._stop = stop
+        self._start = start
+        planned = federation.planned
+        options = federation.options
+        folder = str(federation.planned.path / SITES)
         self._record = FederationRunDir(planned)
         self._coordinator = Coordinator(
             federation.sites, options, planned.spec.layout, folder, start=start, trust=federation.trust
@@ -131,7 +137,7 @@ class _FederationSession:
             ended = self._in_cluster()
         except Interrupted:
             ended = "interrupted"
-        except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
+        except BaseException as error:  # noqa: BLE001 - raised again when the summary is written
             failure = error
         self._stop.over = True
         code = self._exit_code(failure)
@@ -171,7 +177,7 @@ class _FederationSession:
                 ended = "rounds"
             except Interrupted:
                 ended = "interrupted"
-                print_line("ending all sites in good order ...")
+                print_line("stopping all sites ...")
             finally:
                 self._end(carrier)
             if ended == "rounds":
@@ -179,13 +185,16 @@ class _FederationSession:
         return ended
 
     def _rounds(self, carrier: NodeProcesses) -> None:
-        coordinator, record, waiting = self._coordinator, self._record, self._stop.check
+        coordinator = self._coordinator
+        record = self._record
+        waiting = self._stop.check
         begin = partial(self._begin, carrier)
         print_line(f"starting {len(self._federation.sites)} sites ...")
         coordinator.join(carrier, waiting, begin)
-        self._tell_problems({})
-        assert self._schedule is not None, "it was made"
-        scores, told = AverageEvaluations(self._schedule, record, coordinator.total), dict[str, str]()
+        self._print_problems({})
+        assert self._schedule is not None, "the caller has made it"
+        scores = AverageEvaluations(self._schedule, record, coordinator.total)
+        printed = dict[str, str]()
         began = monotonic()
         while coordinator.rounds.round < coordinator.total:
             outcome = coordinator.round(carrier, waiting, begin)
@@ -200,10 +209,10 @@ class _FederationSession:
             record.row(row | ({} if scores.newest is None else {"eval_return": scores.newest}))
             each = (monotonic() - began) / (outcome.round - self._start.round)
             print_line(line(row, coordinator.total, len(self._federation.sites), each))
-            self._tell_problems(told)
+            self._print_problems(printed)
 
     def _evaluated(self, schedule: EvaluationSchedule) -> dict[str, Any]:
-        """What a later session has to know beside the rounds."""
+        """Return the state of evaluations that a later session needs."""
         best = schedule.candidate
         return {
             "address": self._federation.address,
@@ -218,10 +227,11 @@ class _FederationSession:
         output = self._federation.planned.path / SITES / f"{name}.txt"
         carrier.start(name, SITE, str(output), NodeSpec(**site.place))
 
-    def _tell_problems(self, told: dict[str, str]) -> None:
+    def _print_problems(self, printed: dict[str, str]) -> None:
+        """Print new problems of the sites. `printed` holds those that the user has seen."""
         for site in self._coordinator.rounds.sites.values():
-            if site.problem and told.get(site.name) != site.problem:
-                told[site.name] = site.problem
+            if site.problem and printed.get(site.name) != site.problem:
+                printed[site.name] = site.problem
                 print_line(f"  {site.name}: {site.problem}")
 
     def _end(self, carrier: NodeProcesses) -> None:
@@ -268,7 +278,7 @@ class _FederationSession:
         skipped = ", ".join(f"{count} {reason}" for reason, count in summary["rounds_skipped"].items())
         missed = f"; skipped: {skipped}" if skipped else ""
         of = f"{summary['env_steps']:,} rows of {len(summary['sites'])} sites"
-        told = [f"{summary['ended']}: {summary['rounds']} rounds, {of}{missed}", *self._coordinator.absent()]
+        lines = [f"{summary['ended']}: {summary['rounds']} rounds, {of}{missed}", *self._coordinator.absent()]
         if summary["final_eval"] is not None:
-            told.append(f"the last average returns {summary['final_eval']:.1f}, the best {summary['best_eval']:.1f}")
-        return [*told, f"run      {summary['path']}"]
+            lines.append(f"the last average returns {summary['final_eval']:.1f}, the best {summary['best_eval']:.1f}")
+        return [*lines, f"run      {summary['path']}"]

@@ -1,15 +1,15 @@
-"""What travels between the coordinator and the sites: bytes that hold a few plain values and named arrays of numbers, and nothing
-else. No object is made from them but these.
+"""Messages between the coordinator and the sites. They hold only a few plain values and named arrays of numbers, so reading one
+never creates any other object.
 
-    kind      from          plain values                           arrays
-    order     coordinator   the options of the site's training     none
-    ready     site          the spaces of its environment          what it begins with: drawn, not learned
-    round     coordinator   the round                              the average
-    learned   site          the round, rows; what --site-report    what it has learned
-                            names
-    end       coordinator   none                                   the last average
-    failed    site          why its training cannot start, or the  none
-                            kind of error that has ended it
+    kind      from          plain values                            arrays
+    order     coordinator   the settings of the site's training     none
+    ready     site          the spaces of its environment           its initial weights, drawn at random
+    round     coordinator   the number of the round                 the average
+    learned   site          the number of the round and its rows;   what the site has learned
+                            also what --site-report names
+    end       coordinator   none                                    the last average
+    failed    site          why its training cannot start, or the   none
+                            type of the error that ended it
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from freewheel.run.checkpoints.checkpoint import encode_arrays
 from freewheel.run.hooks import misfit
 
 Kind = Literal["order", "ready", "round", "learned", "end", "failed"]
-ROOM = 1 << 20  # bytes beside the values of the arrays: names and plain values
+ROOM = 1 << 20  # bytes for names and plain values, in addition to the values of the arrays
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class SiteMessage:
 
 
 def unpack(data: bytes, source: str, *kinds: Kind, known: Mapping[str, NDArray] | None = None) -> SiteMessage:
-    """A message of one of these kinds; FileError about anything else, and about arrays that have not the names, shapes and types
-    of those that are known, or are not finite."""
+    """Read a message of one of these kinds. FileError reports other bytes, arrays that are not finite, and arrays whose names,
+    shapes or types differ from the known ones."""
     if known is not None and len(data) > sum(value.nbytes for value in known.values()) + ROOM:
-        raise FileError(f"{source} has sent {len(data):,} bytes, far more than what is learned has")
+        raise FileError(f"{source} sent {len(data):,} bytes, far more than the learned weights have")
     head, _, body = data.partition(b"\n")
-    values = parse_json(head, f"what {source} has sent")
+    values = parse_json(head, f"the message of {source}")
     kind: Any = values.pop("kind", None)
     if kind not in kinds:
-        raise FileError(f"{source} has sent {str(kind)[:20]!r}, and not {' or '.join(kinds)}")
-    arrays = parse_arrays(bytearray(body), f"what {source} has sent") if body else {}
+        raise FileError(f"{source} sent {str(kind)[:20]!r} instead of {' or '.join(kinds)}")
+    arrays = parse_arrays(bytearray(body), f"the message of {source}") if body else {}
     if known is not None and arrays and (problem := misfit(arrays, known)):
-        raise FileError(f"{source} has sent weights that do not fit: {problem}")
+        raise FileError(f"{source} sent weights that do not fit: {problem}")
     return SiteMessage(kind, values, arrays)

@@ -1,5 +1,5 @@
-"""The hook by which a site takes part in rounds: before a version is published it hands over what was learned and waits for the
-average, which takes its place. All else stays at the site."""
+"""The hook with which a site takes part in rounds. Before a version is published, it sends the learned weights to the coordinator
+and waits for the average, which replaces them. Everything else stays at the site."""
 
 from __future__ import annotations
 
@@ -14,30 +14,34 @@ from freewheel.run.hooks import Hook, Run
 from freewheel_ray.federate.average import round_of
 from freewheel_ray.federate.message import SiteMessage, unpack
 
-LOOK = 0.1  # seconds between two looks at the line
-ENDED, GONE = "the federation has ended", "the coordinator is gone"
+LOOK = 0.1  # seconds between two checks of the connection
+ENDED = "the federation has ended"
+GONE = "the coordinator is gone"
 
 
 @dataclass(frozen=True)
 class SiteSetup:
-    """What a site is told when it starts."""
+    """The settings that a site receives when it starts."""
 
-    words: tuple[str, ...]  # of its command line
-    trust: bool  # of `train --trust`, given by whoever started the federation
+    words: tuple[str, ...]  # its command line
+    trust: bool  # whether the federation was started with `train --trust`
     round_steps: int
     returns: bool  # whether it may report the mean return of its episodes
-    patience: float  # seconds without a word from the coordinator after which it ends
+    patience: float  # the site ends after this many seconds without a message from the coordinator
 
 
 class SiteHook(Hook):
-    """One site's part in a federation."""
+    """Lets one site take part in a federation."""
 
     def __init__(self, line: Connection, order: SiteSetup) -> None:
-        self._line, self._order = line, order
-        self._round = self._rows = 0  # the present round, and rows trained before it
-        self._first = self._rounds = 0  # rows that an earlier session of the site had done, rounds since then
-        self._base: dict[str, NDArray] = {}  # that this round has begun with
-        self._returns: list[float] = []  # of episodes of this round
+        self._line = line
+        self._order = order
+        self._round = 0  # the present round
+        self._rows = 0  # rows trained before the present round
+        self._first = 0  # rows that earlier sessions of the site have done
+        self._rounds = 0  # rounds of this session
+        self._base: dict[str, NDArray] = {}  # the average at the start of this round
+        self._returns: list[float] = []  # returns of the episodes in this round
 
     def on_start(self, run: Run) -> None:
         self._first = run.rows.done
@@ -68,30 +72,31 @@ class SiteHook(Hook):
         self._take_average(run)
 
     def _take_average(self, run: Run) -> None:
-        """Wait for the next round, and begin it; or end."""
+        """Wait for the next round and begin it, or stop the run."""
         began = monotonic()
         while not self._line.poll(LOOK):
             run.check()
             if monotonic() - began > self._order.patience:
-                run.stop(f"{GONE}: nothing was heard of it for {self._order.patience:.0f} s")
+                run.stop(f"{GONE}: it sent nothing for {self._order.patience:.0f} s")
                 return
         try:
-            frame = unpack(self._line.recv_bytes(), "the coordinator", "round", "end", known=self._base)
+            message = unpack(self._line.recv_bytes(), "the coordinator", "round", "end", known=self._base)
         except (EOFError, OSError):
             run.stop(GONE)
             return
         except FileError as error:
             raise FreewheelError(str(error)) from None
         run.log("federation/wait_s", monotonic() - began)
-        if frame.arrays:
-            self._base = dict(frame.arrays)
-            run.learned = frame.arrays
-        self._rows, self._returns = run.rows.trained, []
-        if frame.kind == "end":
+        if message.arrays:
+            self._base = dict(message.arrays)
+            run.learned = message.arrays
+        self._rows = run.rows.trained
+        self._returns = []
+        if message.kind == "end":
             run.stop(ENDED)
             return
-        number = frame.values.get("round")
+        number = message.values.get("round")
         if type(number) is not int:
-            raise FreewheelError("the coordinator has sent no round")
+            raise FreewheelError("the coordinator sent no round number")
         self._round = number
         run.log("federation/round", number)
