@@ -1,4 +1,4 @@
-"""Agents of CAGE 2: the red ones, which go straight on or take whatever they can, and simple defenders."""
+"""Agents of CAGE 2: the red agents and the simple defenders."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def chain(entry: float) -> BlineAgent:
 @pytest.mark.parametrize(
     ("done", "success", "shown", "next_act"),
     [
-        (3, False, True, "exploit User1"),  # after a failure it steps back
+        (3, False, True, "exploit User1"),  # a failure leads to an earlier action
         (7, False, True, "exploit Enterprise1"),
         (13, False, True, "exploit Enterprise2"),
-        (12, True, False, "scan User1"),  # the first scan of the server shows nothing: it begins again
+        (12, True, False, "scan User1"),  # the first scan of the server finds nothing, so it starts again
     ],
 )
 def test_bline_steps_back_or_begins_again(done: int, success: bool, shown: bool, next_act: str) -> None:
@@ -52,7 +52,7 @@ def test_bline_steps_back_or_begins_again(done: int, success: bool, shown: bool,
     assert in_words(*red.act(ONE & success, ONE & shown)) == next_act
 
 
-def test_bline_goes_on_when_it_has_seen_the_server_before() -> None:
+def test_bline_continues_when_it_has_seen_the_server_before() -> None:
     red = chain(0.0)
     for step in range(13):  # up to the exploit of the server
         red.act(ONE & (step > 0), ONE)
@@ -77,7 +77,7 @@ SCANNED, EXPLOITED, UNKNOWN, USER, PRIVILEGED = (1, 0, 0, 0), (1, 1, 0, 1), (0, 
 
 
 def seen(**hosts: tuple[int, ...]) -> NDArray:
-    """An observation in which these hosts show something."""
+    """Return an observation with activity on these hosts."""
     bits = QUIET.reshape(13, 4).copy()
     for host, shown in hosts.items():
         bits[HOSTS.index(host)] = shown
@@ -85,7 +85,7 @@ def seen(**hosts: tuple[int, ...]) -> NDArray:
 
 
 def acts(blue: Defender, *observations: NDArray) -> list[str]:
-    """What it does in one game after another observation each."""
+    """Return a defender's actions for observations of one game."""
     return [ACTIONS[int(blue.act(obs[None])[0])] for obs in observations]
 
 
@@ -120,13 +120,13 @@ def test_random_draws_every_action_alike_and_repeats_itself_by_its_seed() -> Non
         (seen(Enterprise1=SCANNED, Op_Host0=EXPLOITED, User4=PRIVILEGED), "Restore User4"),  # the worst first
         (seen(User1=PRIVILEGED, Op_Server0=PRIVILEGED), "Restore Op_Server0"),  # then the most valuable
         (seen(User1=SCANNED, Enterprise2=SCANNED), "Analyse Enterprise2"),
-        (seen(User0=PRIVILEGED), "DecoyHarakaSMPT Op_Server0"),  # red's for ever
+        (seen(User0=PRIVILEGED), "DecoyHarakaSMPT Op_Server0"),  # red always has User0
         (QUIET, "DecoyHarakaSMPT Op_Server0"),
     ],
 )
 def test_the_heuristic_answers_what_it_sees(obs: NDArray, action: str) -> None:
     assert acts(RuleDefender(1), obs) == [action]
-    assert acts(RuleDefender(1), np.append(obs, np.ones(7))) == [action]  # columns beyond the 52 are not its business
+    assert acts(RuleDefender(1), np.append(obs, np.ones(7))) == [action]  # further columns are ignored
 
 
 def test_it_puts_up_every_decoy_and_then_sleeps() -> None:
@@ -148,7 +148,7 @@ def test_what_was_analysed_is_not_analysed_again_until_something_happens_there()
     assert acts(blue, seen(Enterprise0=USER), unknown) == ["Remove Enterprise0", "Analyse Enterprise0"]
 
 
-def test_games_do_not_see_each_other_and_a_new_one_begins_anew() -> None:
+def test_games_are_independent_and_new_ones_start_fresh() -> None:
     rng = np.random.default_rng(0)
     shown = rng.random((40, 3, 13)) < 0.05
     patterns = np.array([SCANNED, EXPLOITED, UNKNOWN, USER, PRIVILEGED])[rng.integers(5, size=(40, 3, 13))]

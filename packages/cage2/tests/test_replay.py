@@ -1,4 +1,4 @@
-"""Recorded games of the official simulator: every step is reproduced, and a rule that is broken is found out."""
+"""Recorded games of the official simulator: every step is reproduced, and a broken rule is detected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from freewheel_cage2.agents import BlineAgent, MeanderAgent
 from packages.cage2.tests.support.cage2_replay import replay
 
 OFFICIAL = Path(__file__).parent / "data" / "official"
-#: More recordings of the same kind, for who has them.
+#: A folder with further recordings of the same kind, if there is one.
 FOLDERS = [OFFICIAL, *map(Path, filter(None, [os.environ.get("FREEWHEEL_CAGE2_EPISODES")]))]
 RECORDINGS = sorted(path for folder in FOLDERS for path in folder.glob("*.npz"))
 

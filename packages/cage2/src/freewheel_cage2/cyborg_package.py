@@ -1,4 +1,4 @@
-"""Loads the real CybORG without torch, from the package that is installed; ImportError with instructions if none is."""
+"""Load the real simulator CybORG without torch. If no package of it is installed, ImportError says how to install one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INSTALL = (
     "pip install csle-cyborg==0.0.3, then pip install --no-deps gym-csle-cyborg==0.10.1; or install the folder CybORG of "
     "the repository cage-challenge/cage-challenge-2"
 )
-NAMESAKE = "; the package CybORG on PyPI is a web scraper of the same name, and no help"
+NAMESAKE = "; the package CybORG on PyPI is a web scraper with the same name, not the simulator"
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class CyborgPackage:
     """An installed package of the simulator."""
 
     name: str
-    start: Callable[[type[Any]], Any]  # takes the class of red, returns a simulator of Scenario 2
-    wrap: Callable[[Any], Any]  # adds the wrapper of the challenge, for blue
+    start: Callable[[type[Any]], Any]  # takes the class of red and returns a simulator of Scenario 2
+    wrap: Callable[[Any], Any]  # adds the challenge's wrapper for blue
     reds: Mapping[str, type[Any]]
 
 
 def find() -> CyborgPackage:
-    """The fork on PyPI or the official repository; both play the same game."""
+    """Load the fork from PyPI or the official repository. Both play the same game."""
     for module, load in (("csle_cyborg", _fork), ("CybORG", _official)):
         if find_spec(module) is not None:
             return _load(module, load)
@@ -44,17 +44,17 @@ def find() -> CyborgPackage:
 
 
 def _load(module: str, load: Callable[[], CyborgPackage]) -> CyborgPackage:
-    """Load it quietly: old gym prints a deprecation notice to stderr and warns."""
+    """Load a package and hide the warnings and the deprecation notice of old gym."""
     try:
         with warnings.catch_warnings(action="ignore"), redirect_stderr(StringIO()), _without_learner():
             return load()
-    except Exception as error:  # any failure: a preloading forkserver ignores ImportError
+    except Exception as error:  # turns every failure into ImportError, which a preloading forkserver ignores
         raise ImportError(f"the simulator '{module}' cannot be loaded ({error}): {INSTALL}") from error
 
 
 @contextmanager
 def _without_learner() -> Iterator[None]:
-    """Its agents import stable_baselines3, and so torch, for an example that we do not use: replace it by an empty module."""
+    """Replace stable_baselines3 by an empty module. The simulator imports it, and so torch, for an example that we do not use."""
     name = "stable_baselines3"
     if name in sys.modules:
         yield

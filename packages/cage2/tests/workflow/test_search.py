@@ -1,4 +1,4 @@
-"""The search: what it proposes and remembers, when it ends, that it beats chance; and the Gaussian process by hand."""
+"""Workflow search: proposals, state and end; it beats chance; and the Gaussian process agrees with a calculation by hand."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_random_tries_others_first_and_depends_on_the_seed_alone() -> None:
     orders = [[trial.order for trial in searched(replace(RULES, seed=seed), steady).trials] for seed in (3, 3, 4)]
     assert len(set(orders[0])) == len(orders[0]) == 10
     assert orders[0] == orders[1] != orders[2]
-    rules = replace(RULES, total_episodes=120 * 50 + 1000)  # it comes back when there are no others
+    rules = replace(RULES, total_episodes=120 * 50 + 1000)  # an order is tried again when there are no others
     assert WorkflowSearch(rules, [tried(order, -1.0, episodes=50) for order in ORDERS]).propose() is not None
     assert WorkflowSearch(rules, [tried(order, -1.0, episodes=95) for order in ORDERS]).propose() is None
 
@@ -91,7 +91,7 @@ def test_greedy_is_the_bound_without_exploration() -> None:
 
 
 def test_the_bound_is_the_highest_of_those_that_may_be_compliant() -> None:
-    """Around one order returns are high and compliance is hopeless: the search goes elsewhere, as long as it can."""
+    """Near one order returns are high and compliance is hopeless, so the search tries other orders while it can."""
     lure, safe = ORDERS[0], ORDERS[119]
     near = [order for order in ORDERS if distance(order, lure) <= 2]
     trials = [tried(order, -1.0, 0.1) for order in near[:8]]
@@ -111,12 +111,12 @@ def test_where_compliance_never_applied_it_constrains_nothing_and_fixed_episodes
     assert (proposal.feasibility, proposal.fixed) == (1.0, True)
 
 
-def test_without_scikit_learn_a_modelled_search_says_so_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_scikit_learn_a_modelled_search_fails_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "freewheel_cage2.workflow.surrogate", raising=False)
     monkeypatch.setitem(sys.modules, "sklearn", None)
     for name in [name for name in sys.modules if name.startswith("sklearn.")]:
         monkeypatch.delitem(sys.modules, name)
-    with pytest.raises(SetupError, match=r"needs sklearn.*: pip install 'freewheel-cage2\[workflow\]'"):
+    with pytest.raises(SetupError, match=r"need sklearn.*: pip install 'freewheel-cage2\[workflow\]'"):
         WorkflowSearch(replace(RULES, strategy="gp")).propose()
     assert WorkflowSearch(RULES).propose() is not None
 
@@ -142,8 +142,8 @@ def test_failed_orders_are_not_proposed_again(strategy: Strategy) -> None:
         ([(0, -1.0, 0.5)], 0),
         ([(0, -1.0, 0.5), (1, -9.0, 0.8)], 1),  # compliant before good
         ([(0, -1.0, 0.5), (1, -9.0, 0.8), (2, -5.0, 0.95)], 2),
-        ([(0, -1.0, 0.5), (1, -9.0, 0.7), (2, 0.0, None)], 1),  # none is compliant: the nearest to it
-        ([(0, -1.0, 1.0), (1, -2.0, 1.0), (0, -3.0, 1.0)], 1),  # an order is worth what its last trial was
+        ([(0, -1.0, 0.5), (1, -9.0, 0.7), (2, 0.0, None)], 1),  # none is compliant, so the nearest one is chosen
+        ([(0, -1.0, 1.0), (1, -2.0, 1.0), (0, -3.0, 1.0)], 1),  # the last trial of an order counts
     ],
 )
 def test_which_trial_is_best(results: list[tuple[int, float, float | None]], best: int | None) -> None:
@@ -194,14 +194,14 @@ def test_a_search_that_is_taken_up_decides_as_if_it_had_not_ended(strategy: Stra
 
 @pytest.mark.system
 def test_the_process_beats_chance_at_equal_episodes() -> None:
-    """20 problems whose best order is known, 10 trials each: the regret of the order chosen in the end."""
+    """Return the regret of the chosen orders in 20 problems with known best orders, after 10 trials each."""
     strategies: tuple[Strategy, ...] = ("gp", "random")
     final = {name: np.array([regrets(name, seed, 10)[-1][1] for seed in range(20)]) for name in strategies}
     difference = final["random"] - final["gp"]
     flips = np.random.default_rng(0).choice([-1.0, 1.0], size=(20_000, 20))
     chance = np.mean((flips * difference).mean(axis=1) >= difference.mean())
     assert final["gp"].mean() < 0.5 * final["random"].mean()
-    assert chance < 0.01  # of so great a difference, if signs were thrown like coins
+    assert chance < 0.01  # probability of such a difference if the signs were random
 
 
 EVERY = precedence(ORDERS)

@@ -1,4 +1,4 @@
-"""A search shows how far it is: a line every few seconds where there is no terminal, a panel where there is one."""
+"""A search shows its progress as a panel on a terminal, and otherwise as a line every few seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROW: dict[str, Any] = {
 
 
 def searched(trials: int = 1, strategy: Strategy = "random") -> WorkflowSearch:
-    """Trials of 200 episodes each, of 1,000 in all."""
+    """Return a search of 1,000 episodes with trials of 200 episodes."""
     rules = SearchRules(
         strategy=strategy, total_episodes=1_000, max_episodes=400, least_episodes=100, threshold=0.9, beta=2.0,
         warm_start=True, fixed_episodes=False, seed=0,
@@ -75,21 +75,21 @@ def test_a_panel_on_a_terminal_that_is_gone_afterwards() -> None:
         assert part in text, part
     progress.close({})
     lines = text.rstrip().count("\n")
-    assert shown(console).count("\x1b[2K") >= lines  # every line of it is wiped
+    assert shown(console).count("\x1b[2K") >= lines  # every line of the panel is erased
 
 
 @pytest.mark.parametrize(
-    ("trials", "strategy", "episodes", "told"),
+    ("trials", "strategy", "episodes", "text"),
     [
         (0, "plain", 1_000, "trial 1 of 1"),
         (0, "canonical", 166, "trial 1 of 6"),
         (0, "random", 400, "trial 1 of about 3"),  # 400, 400 and the rest
-        (1, "random", 400, "trial 2 of about 5"),  # those to come will be as short as the first
+        (1, "random", 400, "trial 2 of about 5"),  # assumes that later trials are as short as the first
         (4, "gp", 200, "trial 5 of about 5"),
     ],
 )
-def test_which_trial_it_is(trials: int, strategy: Strategy, episodes: int, told: str) -> None:
-    assert which_trial(searched(trials, strategy), Proposal(trials, None, episodes)) == told
+def test_which_trial_it_is(trials: int, strategy: Strategy, episodes: int, text: str) -> None:
+    assert which_trial(searched(trials, strategy), Proposal(trials, None, episodes)) == text
 
 
 def test_before_anything_has_been_played_the_time_left_is_unknown() -> None:

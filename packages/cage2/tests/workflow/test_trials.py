@@ -1,4 +1,4 @@
-"""Trials of a workflow: their stop rules, the records of a search on disk, and the runs."""
+"""Trials of a workflow: their stop rules, the files of a search, and the runs."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ ALIGNED = [episode(-10.0, alignment=float(step)) for step in range(0, 36, 3)]
 @pytest.mark.parametrize(
     ("stops", "episodes", "ended"),
     [
-        (STOPS, [episode(compliance=0.9)] * 4, "threshold"),  # once a window is full
-        (NO_PATIENCE, [LOW] * 4 + [HIGH] * 4, "threshold"),  # of the last window
+        (STOPS, [episode(compliance=0.9)] * 4, "threshold"),  # as soon as a window is full
+        (NO_PATIENCE, [LOW] * 4 + [HIGH] * 4, "threshold"),  # the last window counts
         (StopRules(0.0, 4, 0), [NO_FIX] * 8, ""),  # compliance does not apply
         (StopRules(0.0, 4, 0), [NO_FIX] * 8 + [LOW], "threshold"),
-        (STOPS, [episode(-10.0)] * 12, "plateau"),  # the best window is the first, and two more were no better
-        (STOPS, [episode(-10.0)] * 4 + [episode(-9.7)] * 8, ""),  # 2 % are what counts as better
+        (STOPS, [episode(-10.0)] * 12, "plateau"),  # the first window is the best, and two more are not better
+        (STOPS, [episode(-10.0)] * 4 + [episode(-9.7)] * 8, ""),  # an improvement below 2 % does not count
         (STOPS, [episode(-10.0)] * 4 + [episode(-9.9)] * 8, "plateau"),
         (STOPS, [episode(-10.0)] * 4 + [episode(-11.0)] * 8, "plateau"),
-        (STOPS, ALIGNED, "plateau"),  # about the environment's return alone
+        (STOPS, ALIGNED, "plateau"),  # only the environment's return counts
         (NO_PATIENCE, [episode()] * 40, ""),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
     assert json.loads((book.folder / trials.STATE).read_text())["best"]["run"] == "000-a"
 
 
-def test_the_table_of_decisions_says_what_was_expected_and_what_came(tmp_path: Path) -> None:
+def test_the_table_of_decisions_has_predictions_and_outcomes(tmp_path: Path) -> None:
     SearchFiles(tmp_path).save({}, WorkflowSearch(RULES, FINISHED))
     first, second, third = rows_of(tmp_path / trials.SAMPLING)
     assert (first["chosen"], first["mean"], first["failed"]) == ("-".join(ORDERS[7]), "", "False")
@@ -109,7 +109,7 @@ def test_the_training_log_keeps_the_rows_of_finished_trials_alone(tmp_path: Path
     for trial in (0, 0, 1, 2):
         book.train(training_row(trial))
     with (tmp_path / trials.TRAINING).open("a") as file:
-        file.write("1,half a ro")  # a kill in the middle
+        file.write("1,half a ro")  # a row that a kill has cut off
     book.begin_training(2)
     assert [row["trial"] for row in rows_of(tmp_path / trials.TRAINING)] == ["0", "0", "1"]
     book.train(training_row(2))
@@ -117,7 +117,7 @@ def test_the_training_log_keeps_the_rows_of_finished_trials_alone(tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 9, "asked": {}, "trials": []}', '{"format": 1}'])
-def test_a_damaged_state_is_said_to_be_damaged(tmp_path: Path, text: str) -> None:
+def test_a_damaged_state_is_reported(tmp_path: Path, text: str) -> None:
     (tmp_path / trials.STATE).write_text(text)
     with pytest.raises(SetupError, match=r"search\.json is missing or damaged"):
         SearchFiles(tmp_path).read()
@@ -185,7 +185,7 @@ def test_episodes_that_no_update_has_used_are_in_the_log(tmp_path: Path) -> None
 
 
 def test_a_trial_begins_with_the_weights_it_is_given(tmp_path: Path) -> None:
-    """With no step size at all, weights end as they begin."""
+    """With step size 0 the weights do not change."""
     train = training(tmp_path, [], ppo={"lr": 1e-30})
     for proposal in (Proposal(0, ORDER, 4), Proposal(1, ORDER[::-1], 4)):
         train(proposal)
@@ -206,7 +206,7 @@ def test_a_trial_begins_with_the_weights_it_is_given(tmp_path: Path) -> None:
     ],
 )
 def test_rules_end_a_run(tmp_path: Path, stops: StopRules, ended: str, episodes: int | None) -> None:
-    """Red is asleep and weights stand still: the return stays where it is."""
+    """Red sleeps and the weights do not change, so the return is constant."""
     world = {"red_agent": "SleepAgent", "alignment_lambda": 1.0}
     outcome = training(tmp_path, [], stops, env_args=world, ppo={"lr": 1e-30})(Proposal(0, ORDER, 60))
     assert outcome.ended == ended
@@ -214,7 +214,7 @@ def test_rules_end_a_run(tmp_path: Path, stops: StopRules, ended: str, episodes:
     assert outcome.episodes == episodes if episodes else outcome.episodes < 60
 
 
-def test_every_trial_has_a_seed_of_its_own(tmp_path: Path) -> None:
+def test_every_trial_has_a_different_seed(tmp_path: Path) -> None:
     train = training(tmp_path, [])
     seeds = [train.config(Proposal(number, ORDER, 4)).run.seed for number in range(3)]
     assert len(set(seeds)) == 3
