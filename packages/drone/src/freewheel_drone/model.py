@@ -1,4 +1,4 @@
-"""What a model of the drone has to learn: how the body moves. Everything else follows from the world's own functions."""
+"""The learning task for a model of the drone: the motion of the body. Functions of the environment compute everything else."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from freewheel_drone import quadrotor as quad
 from freewheel_drone.quadrotor import length, to_heading, to_map
 from freewheel_drone.task import LOAD, TASK, WIND, DroneStates, DroneTask, MoveResult
 
-WORD = 24  # cells of the map in a float32: as many bits as it holds exactly
-MOST = 1e3  # of a predicted coordinate: far beyond what a body does, and far from what overflows
+WORD = 24  # cells of the map in a float32, which holds this many bits exactly
+MOST = 1e3  # limit of predicted coordinates, far beyond real motions and far below an overflow
 
 
 class DroneModel(ModelTask):
-    """A state is the body, the task, level, tile and steps so far, and the map as bits, [N, S].
+    """A state [N, S] contains the body, the task, the level, the tile, the steps so far, and the map as bits.
 
-    The model sees a body from where it is: position relative to it, turned by its yaw. So it reads the velocity, the tilt, the
-    angular velocity, what the motors give, wind and load, and predicts position, velocity, attitude (which is made a unit
-    again), angular velocity and motors after the step.
+    The model sees each body in a frame at its position, turned by its yaw. It reads the velocity, tilt, angular velocity, motors,
+    wind and load. It predicts position, velocity, attitude (which is normalised), angular velocity and motors after the step.
     """
 
     predicted, read = quad.STATE, 4
@@ -33,7 +32,7 @@ class DroneModel(ModelTask):
         self._sizes = [quad.STATE, TASK + task.cfg.action_size, 3, task.cells * self._words]
 
     def state_of(self, lanes: DroneStates) -> list[Tensor]:
-        """The columns of the lanes' state."""
+        """Return the columns of the lanes' state."""
         counts = torch.stack((lanes.level, lanes.tile, lanes.length), 1).float()
         padded = torch.nn.functional.pad(lanes.seen, (0, self._words * WORD - self.task.cells))
         bits = padded.unflatten(2, (self._words, WORD)).int() << self._shifts
@@ -69,22 +68,22 @@ class DroneModel(ModelTask):
         return self._judge(state, next_state).reward[:, 0]
 
     def termination(self, state: Tensor, _action: Tensor, next_state: Tensor) -> Tensor:
-        verdict = self._judge(state, next_state)
-        return (verdict.there | ~verdict.safe)[:, 0]
+        result = self._judge(state, next_state)
+        return (result.there | ~result.safe)[:, 0]
 
     def _judge(self, state: Tensor, next_state: Tensor) -> MoveResult:
         return self.task.judge(self.lanes_of(state), self.lanes_of(next_state))
 
 
 def _yaw(attitude: Tensor) -> Tensor:
-    """Where a body is turned to, as (cosine, sine), by the turn about the vertical that its attitude [N, 4] holds."""
+    """Return (cosine, sine) of the turn about the vertical in attitudes [N, 4]."""
     cosine, sine = torch.nn.functional.normalize(attitude[:, ::3]).chunk(2, 1)
     return torch.cat((cosine * cosine - sine * sine, 2 * cosine * sine), 1)
 
 
 def _turned(frame: Tensor, attitude: Tensor, sign: int) -> Tensor:
-    """The attitude [N, 4] after the turn about the vertical that another one holds, or before it (sign -1). Before its own turn
-    its last column is 0 exactly: a model would take rounding errors for information."""
+    """Return attitudes [N, 4] after the turn about the vertical in `frame`, or before it (sign -1). With sign -1 the last column
+    of the frame's own attitude is exactly 0; otherwise a model would mistake rounding errors for information."""
     cosine, sine = frame[:, :1], frame[:, 3:] * sign
     w, x, y, z = attitude.chunk(4, 1)
     both = (cosine * w - sine * z, cosine * x - sine * y, cosine * y + sine * x, cosine * z + sine * w)
