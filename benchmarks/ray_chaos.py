@@ -19,7 +19,7 @@ import psutil
 
 from benchmarks._common import Notebook, number, table
 from benchmarks._trainers import RUN, Trainer, alive, balanced, usual_signals, wait_until, words_of
-from freewheel_ray.actors import keeper
+from freewheel_ray.actors import local_cluster
 from freewheel_ray.actors.cluster import LEAST_STORE, Cluster
 
 NAME = "ray_chaos"
@@ -29,7 +29,7 @@ EVERY = 5.0  # seconds between two kills
 BACK = 20.0  # seconds within which a killed actor must have been replaced
 LEFT = 15.0  # seconds after which nothing may be left
 LEAST_OF_TWIN = 0.50
-AGENTS = ("ray::Dashboard", "ray::RuntimeEnv", "ray::IDLE", "ray::Switchboard")
+AGENTS = ("ray::Dashboard", "ray::RuntimeEnv", "ray::IDLE", "ray::QuestionRelay")
 LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 Row: TypeAlias = dict[str, Any]
@@ -193,7 +193,7 @@ def full_store(notebook: Notebook, seconds: float) -> Row:
         address = ray.get_runtime_context().gcs_address
         folder = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).parent
         many = ("--address", address, "--workers", "2", "--envs-per-worker", "64", "--env.mean", "0.0005")
-        with training(*many, env=keeper.with_token(folder)) as one:
+        with training(*many, env=local_cluster.with_token(folder)) as one:
             empty = one.rate(seconds)
             held = [ray.get(ray.put(np.zeros(2**20, np.uint8))) for _ in range(2 * LEAST_STORE // 2**20)]
             steps = one.rows()[-1]["env_steps"]

@@ -46,7 +46,7 @@ PIPES = {
     "freewheel.envs.processes",
     "freewheel.run.learners.follow",  # from the first learner of the same run
     "freewheel.transport.executors",
-    "freewheel_ray.actors.luggage",  # from the trainer, by way of Ray, which pickles itself
+    "freewheel_ray.actors.code_shipping",  # from the trainer, by way of Ray, which pickles itself
     "freewheel.transport.shm.worker",
     "freewheel.transport.survey",
 }

@@ -28,7 +28,7 @@ SHARED_MEMORY = Path("/dev/shm")
 HELPERS = ("from multiprocessing.forkserver import main", "from multiprocessing.resource_tracker import main")
 
 #: They end with what they have started; if one of them is left, it is named.
-KEEPERS = ("freewheel_ray.actors.keeper", "packages.ray.tests.support.ray_nodes")
+KEEPERS = ("freewheel_ray.actors.local_cluster", "packages.ray.tests.support.ray_nodes")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,4 +1,4 @@
-"""Our world against the real simulator: what simple defenders get out of either, and all that happens to them on the way.
+"""Compare our environment with the real simulator: the returns of simple defenders, and the events in their games.
 
 The real one's games were recorded once (`python -m benchmarks.cage2_record`); the first of each kind are played again here, which
 must give the recording to the last count. Ours draws its own dice, so it agrees as one sample agrees with another.
@@ -31,7 +31,7 @@ from tests.support.places import LONG
 
 PAIRS = [(name, red) for name in DEFENDERS for red in REDS]
 LIVE, EPISODES, SEED = 30 if LONG else 4, 1000, 20_000
-LEVEL = 0.01  # how likely one of a family of comparisons may fail by chance
+LEVEL = 0.01  # probability that one of a family of comparisons fails by chance
 BY_EPISODE = (
     "user", "root", "scan", "exploit", "believed_unknown", "believed_user", "believed_privileged", "decoys", "down",
     "red", "blue",
@@ -45,7 +45,7 @@ def recorded(name: str, red: str) -> Record:
 
 
 def play_fast(name: str, red: str, episodes: int, seed: int) -> Record:
-    """Games of our world by the same defender, all at once."""
+    """Play games of our environment with the same defender, all at once."""
     world = Cage2Vector(episodes, red, max_episode_steps=STEPS)
     blue = defender(name, episodes, seed)
     obs, _ = world.reset(seed=seed)
@@ -73,14 +73,14 @@ def truth(world: Cage2Vector) -> tuple[NDArray, NDArray, NDArray]:
 
 
 def welch(ours: NDArray, theirs: NDArray) -> NDArray:
-    """[...] how many deviations the means over the first axis lie apart; 0 where nothing ever varies and both are the same."""
+    """Return [...] the distance of the means over the first axis in deviations; 0 if both are constant and equal."""
     gap = ours.mean(axis=0) - theirs.mean(axis=0)
     error = np.sqrt(ours.var(axis=0, ddof=1) / len(ours) + theirs.var(axis=0, ddof=1) / len(theirs))
     return np.where(gap == 0, 0.0, np.abs(gap) / np.maximum(error, 1e-12))
 
 
 def smirnov(ours: NDArray, theirs: NDArray) -> float:
-    """The largest distance of the two distribution functions, in units of its scale."""
+    """Return the largest distance of the two distribution functions in units of its scale."""
     values = np.concatenate([ours, theirs])
     shares = [np.searchsorted(np.sort(sample), values, side="right") / len(sample) for sample in (ours, theirs)]
     scale = math.sqrt((len(ours) + len(theirs)) / (len(ours) * len(theirs)))
@@ -88,7 +88,7 @@ def smirnov(ours: NDArray, theirs: NDArray) -> float:
 
 
 def proportions(ours: NDArray, theirs: NDArray, games: int, others: int) -> NDArray:
-    """[...] how many deviations two shares lie apart."""
+    """Return [...] the distance of two shares in deviations."""
     pooled = (ours * games + theirs * others) / (games + others)
     error = np.sqrt(pooled * (1 - pooled) * (1 / games + 1 / others))
     return np.where(ours == theirs, 0.0, np.abs(ours - theirs) / np.maximum(error, 1e-12))
@@ -99,7 +99,7 @@ def returns(games: Record) -> NDArray:
 
 
 def events(ours: Record, theirs: Record) -> Iterator[tuple[str, NDArray]]:
-    """Every comparison but those of returns, by name: deviations apart."""
+    """Return the distances of all quantities except returns, by name, in deviations."""
     for key in BY_EPISODE:
         yield key, welch(ours[key].astype(float), theirs[key].astype(float))
     yield "reward by step", welch(ours["reward"].astype(float), theirs["reward"].astype(float))
@@ -130,9 +130,9 @@ def unlike_events(ours: Record, theirs: Record, pairs: int) -> list[str]:
 @pytest.mark.system
 @pytest.mark.parametrize(("name", "red"), PAIRS)
 def test_the_recording_is_the_real_simulators(name: str, red: str) -> None:
-    """Its first games, played now."""
+    """Play its first games now."""
     kept, played = recorded(name, red), record(play_real(name, red, range(LIVE)))
-    gc.unfreeze()  # what play_real has frozen
+    gc.unfreeze()  # undoes the freeze in play_real
     assert len(kept["seed"]) == EPISODES
     for key in ("seed", "reward", *BY_EPISODE):
         assert np.array_equal(kept[key][:LIVE], played[key]), key
@@ -171,7 +171,7 @@ def test_a_reward_that_is_a_tenth_off_is_noticed() -> None:
 def test_another_red_is_noticed() -> None:
     ours, theirs = recorded("random", "B_lineAgent"), recorded("random", "RedMeanderAgent")
     assert len(unlike_returns(ours, theirs, 2 * len(PAIRS))) == 2
-    late = ours | {"held_by_step": np.roll(ours["held_by_step"], 1, axis=0)}  # red a step later
+    late = ours | {"held_by_step": np.roll(ours["held_by_step"], 1, axis=0)}  # red is one step late
     assert any(text.startswith("held_by_step") for text in unlike_events(late, ours, len(PAIRS)))
 
 

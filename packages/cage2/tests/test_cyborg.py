@@ -1,4 +1,4 @@
-"""CAGE Challenge 2 on the real simulator: the recorded games to the last bit, whoever plays them beside whom."""
+"""CAGE Challenge 2 on the real simulator replays recorded games bit for bit, even if other games run at the same time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from freewheel.metrics.meter import Meter
 from freewheel.seeding import training_episodes
 from freewheel_cage2 import cyborg, cyborg_package, family
 from freewheel_cage2.cyborg import Scenario2
-from freewheel_cage2.env import Memory
+from freewheel_cage2.env import BlueMemory
 from freewheel_cage2.scenario import ACTIONS, FOOTHOLD, RED_AGENTS
 from packages.cage2.tests.support.cage2_games import truth
 from packages.cage2.tests.support.cyborg_worlds import STEPS, Scripted, script
@@ -37,7 +37,7 @@ from tests.support.places import ROOT
 pytestmark = pytest.mark.system
 
 RECORDED = Path(__file__).resolve().parent / "data" / "official"
-GAMES = (0, 13, 20)  # a blue at random, one that mostly sleeps, one that analyses, removes and restores
+GAMES = (0, 13, 20)  # blue acts at random, mostly sleeps, or analyses, removes and restores
 MODES: Mapping[str, dict[str, Any]] = {
     "sequential": {"num_envs": 2},
     "lockstep": {"num_envs": 2, "placement": "processes"},
@@ -51,7 +51,7 @@ def recorded(red_agent: str) -> dict[str, NDArray]:
 
 
 def replay(env: Scenario2, game: int, record: Mapping[str, NDArray]) -> None:
-    """Play a recorded game again; all that is known of it must come out the same."""
+    """Play a recorded game again. Everything that was recorded must be the same."""
     obs, info = env.reset(seed=int(record["seed"][game]))
     for step in range(101):
         before = truth(env)
@@ -79,8 +79,8 @@ def test_recorded_games_are_played_again_exactly(red_agent: str) -> None:
 
 
 def test_with_memory_it_remembers_what_the_fast_world_remembers() -> None:
-    """Of the same game: what is remembered follows from actions and sightings alone."""
-    real, record, memory = Scenario2("RedMeanderAgent", memory=True), recorded("RedMeanderAgent"), Memory(1)
+    """Return the memory of the same game, which follows only from actions and observations."""
+    real, record, memory = Scenario2("RedMeanderAgent", memory=True), recorded("RedMeanderAgent"), BlueMemory(1)
     for game in GAMES:
         obs, _ = real.reset(seed=int(record["seed"][game]))
         memory.begin(np.arange(1))
@@ -95,9 +95,9 @@ def test_with_memory_it_remembers_what_the_fast_world_remembers() -> None:
 
 def test_it_is_a_sound_gymnasium_env() -> None:
     env = Scenario2("mixture")
-    with warnings.catch_warnings(record=True, action="always") as told:
+    with warnings.catch_warnings(record=True, action="always") as warned:
         check_env(env, skip_render_check=True)
-    assert not any("not within the observation space" in str(warning.message) for warning in told)
+    assert not any("not within the observation space" in str(warning.message) for warning in warned)
     assert env.observation_space == Box(0.0, 1.0, (52,), np.float32)
     assert tuple(map(str, env._game.possible_actions)) == ACTIONS
     obs, info = env.reset(seed=1)
@@ -118,12 +118,12 @@ def test_episodes_are_truncated_at_the_limit_and_never_terminated(limit: int | N
 
 
 def hand_driven(seed: int, red_agent: str = "B_lineAgent") -> list[Any]:
-    """The episode of a seed with nothing beside it."""
+    """Play the episode of a seed without other games."""
     env = Scenario2(red_agent)
-    return [env.reset(seed=seed)[0].tolist(), *(told(env, action) for action in script(seed))]
+    return [env.reset(seed=seed)[0].tolist(), *(step_result(env, action) for action in script(seed))]
 
 
-def told(env: Scenario2, action: int) -> tuple[Any, ...]:
+def step_result(env: Scenario2, action: int) -> tuple[Any, ...]:
     obs, reward, *_, info = env.step(action)
     return obs.tolist(), reward, info["compromised"].tolist(), truth(env).red_action
 
@@ -145,46 +145,46 @@ def test_the_callers_random_numbers_are_left_alone() -> None:
 
 
 def test_an_episode_depends_on_its_seed_alone() -> None:
-    """Neither on what is played beside it by turns nor on what was played before it."""
+    """It depends neither on games that are played in turns with it nor on earlier games."""
     alone, envs = {seed: hand_driven(seed) for seed in (11, 12)}, [Scenario2(), Scenario2()]
     for seeds in ((11, 12), (12, 11)):
         together = [[env.reset(seed=seed)[0].tolist()] for env, seed in zip(envs, seeds, strict=True)]
         for actions in zip(*map(script, seeds), strict=True):
             for env, story, action in zip(envs, together, actions, strict=True):
-                random.random()  # a neighbour who draws as well
-                story.append(told(env, action))
+                random.random()  # another user of the global random numbers
+                story.append(step_result(env, action))
         assert together == [alone[seed] for seed in seeds]
 
 
-def test_without_a_seed_the_stream_goes_on() -> None:
+def test_without_a_seed_the_stream_continues() -> None:
     twice = []
     for _ in range(2):
         env = Scenario2()
         env.reset(seed=2)
         env.reset()
-        twice.append([told(env, 0) for _ in range(20)])
+        twice.append([step_result(env, 0) for _ in range(20)])
     assert twice[0] == twice[1]
-    assert twice[0] != [told(env, 0) for env in [Scenario2()] for _ in [env.reset(seed=2)] for _ in range(20)]
+    assert twice[0] != [step_result(env, 0) for env in [Scenario2()] for _ in [env.reset(seed=2)] for _ in range(20)]
 
 
-def test_given_dice_go_on_whatever_the_seed() -> None:
+def test_a_given_stream_continues_and_ignores_seeds() -> None:
     dice, alone = GlobalRandom(5), GlobalRandom(5)
     one, other = Scenario2("RedMeanderAgent", stream=dice), Scenario2("RedMeanderAgent", stream=alone)
     one.reset(seed=1)
     other.reset(seed=2)
     assert dice.state == alone.state
-    assert [told(one, 0) for _ in range(10)] == [told(other, 0) for _ in range(10)]
+    assert [step_result(one, 0) for _ in range(10)] == [step_result(other, 0) for _ in range(10)]
 
 
 def test_a_mixture_is_one_of_the_two_by_the_seed_alone() -> None:
-    """B_line looks at one host after its first sweep, Meander at all of them."""
+    """After the first sweep B_line scans one host, and Meander scans all hosts."""
     mixed, alone, drawn = Scenario2("mixture"), {name: Scenario2(name) for name in cyborg.MIXED}, []
     for seed in range(12):
         mixed.reset(seed=seed)
-        story = [told(mixed, 0) for _ in range(4)]
+        story = [step_result(mixed, 0) for _ in range(4)]
         for env in alone.values():
             env.reset(seed=seed)
-        stories = {name: [told(env, 0) for _ in range(4)] for name, env in alone.items()}
+        stories = {name: [step_result(env, 0) for _ in range(4)] for name, env in alone.items()}
         drawn.append([name for name in cyborg.MIXED if stories[name] == story])
     assert all(len(names) == 1 for names in drawn)
     assert 3 <= sum(names == ["B_lineAgent"] for names in drawn) <= 9
@@ -192,7 +192,7 @@ def test_a_mixture_is_one_of_the_two_by_the_seed_alone() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_episode_is_the_same_in_every_mode(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lane and number say the seed, and the seed says the episode; and nobody who acts in a worker has loaded torch."""
+    """Lane and number determine the seed, and the seed determines the episode. Workers do not load torch."""
     played = train(tmp_path, monkeypatch, mode=mode, **MODES[mode])
     assert len(played) >= 4
     env = Scripted()
@@ -204,7 +204,7 @@ def test_an_episode_is_the_same_in_every_mode(mode: str, tmp_path: Path, monkeyp
 
 
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Sequence[Episode]:
-    """A short run; every episode of it."""
+    """Return every episode of a short run."""
     played: list[Episode] = []
     take = Meter.take
 
@@ -235,13 +235,13 @@ def test_what_cannot_be_is_refused() -> None:
 
 
 def in_a_process(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
-    """A fresh interpreter with these folders before all others."""
+    """Start a new interpreter with these folders first in its path."""
     paths = ":".join(map(str, (*folders, ROOT)))
     command, env = [sys.executable, "-c", textwrap.dedent(code)], {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
-#: As sitecustomize.py it is run in every process that sees its folder, workers among them.
+#: As sitecustomize.py this runs in every process that has its folder in the path, including workers.
 HIDE = """
 import importlib.util
 find = importlib.util.find_spec
@@ -250,19 +250,19 @@ importlib.util.find_spec = lambda name, *rest: None if name == "csle_cyborg" els
 
 
 @pytest.mark.parametrize(("mode", "namesake"), [("sequential", False), ("episodes", True)])
-def test_without_a_simulator_it_says_what_to_install(mode: str, namesake: bool, tmp_path: Path) -> None:
+def test_without_a_simulator_the_error_names_what_to_install(mode: str, namesake: bool, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     if namesake:
         (tmp_path / "cyborg").mkdir()
         (tmp_path / "cyborg" / "__init__.py").write_text("raise SystemExit('never to be run')")
     command = f"from freewheel.cli.main import main; raise SystemExit(main(['train', 'cyborg:Scenario2', '--mode', '{mode}']))"
     done = in_a_process(command, tmp_path)
-    told = f"the simulator CybORG is not installed: {cyborg_package.INSTALL}{cyborg_package.NAMESAKE * namesake}"
-    assert (done.returncode, done.stderr) == (1, f"freewheel: {told}\n")
+    message = f"the simulator CybORG is not installed: {cyborg_package.INSTALL}{cyborg_package.NAMESAKE * namesake}"
+    assert (done.returncode, done.stderr) == (1, f"freewheel: {message}\n")
 
 
 def test_workers_find_the_simulator_loaded_and_nobody_loads_torch() -> None:
-    """By the server that they are forked from; and the stand-in for the learner is gone."""
+    """The fork server loads the simulator, and the stand-in for the learner is removed."""
     assert set(from_argv(["cyborg:Scenario2"]).env.modules) == set(family.MODULES)
     done = in_a_process(
         """
@@ -310,7 +310,7 @@ OFFICIAL = {
 
 @pytest.fixture
 def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The official repository as far as it differs: its names, its scenario by path, four values a step, a bare reset."""
+    """The differences of the official repository: names, the scenario's path, four values per step, and a plain reset."""
     for name, text in OFFICIAL.items():
         path = tmp_path / "CybORG" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -335,7 +335,7 @@ def test_the_official_repository_is_played_as_well(monkeypatch: pytest.MonkeyPat
 def test_another_challenges_simulator_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cyborg_package, "PACKAGE", cyborg_package.find())
     monkeypatch.setattr(cyborg, "ACTIONS", ("Sleep",) * 194)
-    with pytest.raises(SetupError, match=r"^this CybORG is not the one of CAGE Challenge 2: blue has 145 actions"):
+    with pytest.raises(SetupError, match=r"^this CybORG is not the version of CAGE Challenge 2: blue has 145 actions"):
         Scenario2()
 
 

@@ -1,4 +1,4 @@
-"""Which package of the simulator is loaded, and what is said where none can be."""
+"""The simulator's package that is loaded, and the errors if none can be loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from freewheel_cage2 import cyborg_package
 
 
 @pytest.mark.parametrize("namesake", [False, True])
-def test_without_a_simulator_it_says_what_to_install(namesake: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_simulator_the_error_names_what_to_install(namesake: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cyborg_package, "find_spec", lambda name: True if namesake and name == "cyborg" else None)
     with pytest.raises(ModuleNotFoundError, match=r"^the simulator CybORG is not installed: pip install") as caught:
         cyborg_package.find()
@@ -16,7 +16,7 @@ def test_without_a_simulator_it_says_what_to_install(namesake: bool, monkeypatch
 
 
 def test_a_simulator_with_parts_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> cyborg_package.Package:
+    def broken() -> cyborg_package.CyborgPackage:
         raise ModuleNotFoundError("No module named 'paramiko'")
 
     monkeypatch.setattr(cyborg_package, "_fork", broken)

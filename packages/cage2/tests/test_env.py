@@ -1,4 +1,4 @@
-"""The fast environment: its tables, the same episode in any lane, fair random numbers, and what a defender remembers."""
+"""The fast environment: its tables, equal episodes in all lanes, fair random numbers, and the defender's memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from freewheel.core import NDArray
 from freewheel.envs.family import register_ids
 from freewheel.errors import UsageError
 from freewheel.seeding import training_episodes
-from freewheel_cage2.env import COLUMNS, Cage2Vector, Memory
-from freewheel_cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, Networks, choose_exploit
+from freewheel_cage2.env import COLUMNS, BlueMemory, Cage2Vector
+from freewheel_cage2.network import _PER_GAME, _PER_HOST, EXPLOIT, NetworkStates, choose_exploit
 from freewheel_cage2.scenario import ACTIONS, HOSTS, LAST_DECOY, PLACES, PORTS, REDS
 
 NAME = "freewheel/Cage2-v0"
@@ -26,14 +26,14 @@ def _registered() -> None:
 
 
 def episode(games: Cage2Vector, lane: int, actions: NDArray) -> Iterator[tuple[bytes, float]]:
-    """What one lane shows while all lanes do the same."""
+    """Return what one lane shows while all lanes act in the same way."""
     for action in actions:
         obs, reward, _, _, _ = games.step(np.full(games.num_envs, action))
         yield obs[lane].tobytes(), float(reward[lane])
 
 
 def replayed(red: str, lanes: int, lane: int, number: int, *, before: int = 0) -> list[tuple[bytes, float]]:
-    """Episode `number` of seed 7's lane 3, played in lane `lane` of so many, after so many other episodes."""
+    """Play episode `number` of seed 7's lane 3 in lane `lane`, after a number of other episodes."""
     games = Cage2Vector(lanes, red, max_episode_steps=40)
     streams = [training_episodes(7, 100 + other) for other in range(lanes)]
     streams[lane] = training_episodes(7, 3, start=number - before)
@@ -55,8 +55,8 @@ def test_an_episode_is_the_same_whoever_plays_it(red: str) -> None:
 
 
 def unlike_a_fresh_one(games: Cage2Vector) -> set[str]:
-    """What of the state is not as in a new game."""
-    fresh = Networks(games.num_envs)
+    """Return the parts of the state that differ from a new game."""
+    fresh = NetworkStates(games.num_envs)
     return {name for name in (*_PER_HOST, *_PER_GAME) if (getattr(games.nets, name) != getattr(fresh, name)).any()}
 
 
@@ -93,7 +93,7 @@ def test_the_limit_truncates_and_never_terminates(limit: int) -> None:
 
 
 def test_one_game_is_a_lane_of_many() -> None:
-    """By its seed, and in a stream as well."""
+    """This holds for a seed and for a stream."""
     one, many = gymnasium.make(NAME, red_agent="RedMeanderAgent"), Cage2Vector(4, "RedMeanderAgent")
     stream = training_episodes(4, 1)
     first, _ = one.reset(seed=stream.seed(0))
@@ -132,7 +132,7 @@ def test_the_mixture_is_half_of_each() -> None:
     for _ in range(3):
         games.step(np.zeros(4000, np.int64))
     assert games.turn is not None
-    exploiting = (games.turn.red_kind == EXPLOIT).mean()  # at its third step B_line exploits and Meander still scans
+    exploiting = (games.turn.red_kind == EXPLOIT).mean()  # in the third step B_line exploits and Meander still scans
     assert exploiting == pytest.approx(0.5, abs=0.03)
 
 
@@ -161,7 +161,7 @@ def test_red_prefers_the_most_promising_exploit() -> None:
 
 def test_a_new_session_is_noticed_in_95_of_100() -> None:
     lanes = 10_000
-    nets, everywhere = Networks(lanes), np.ones(lanes, np.int64)
+    nets, everywhere = NetworkStates(lanes), np.ones(lanes, np.int64)
     user1 = HOSTS.index("User1")
     nets.scanned[:], nets.ports[:] = 1 << user1, 1 << PORTS.index(21)
     nets.blue(np.zeros(lanes, np.int64))
@@ -172,7 +172,7 @@ def test_a_new_session_is_noticed_in_95_of_100() -> None:
     assert (obs == [1, 0, 0, 0]).all(axis=1).mean() == pytest.approx(0.05, abs=1e-3)
 
 
-def test_it_tells_a_story() -> None:
+def test_rendering_describes_each_step() -> None:
     env = gymnasium.make(NAME, render_mode="ansi")
     env.reset(seed=0)
     assert str(env.render()).split() == ["blue", "red", "cost", "total"]
@@ -197,7 +197,7 @@ def seen(host: str = "", *, exploit: bool = False) -> NDArray:
     return obs
 
 
-def told(memory: Memory) -> dict[str, float]:
+def nonzero(memory: BlueMemory) -> dict[str, float]:
     return {COLUMNS[c]: float(memory.columns[0, c]) for c in memory.columns[0].nonzero()[0]}
 
 
@@ -214,17 +214,17 @@ CANNOT_STAND = "DecoyFemitter Enterprise0", "DecoySSHD User1"  # another system;
     ],
 )  # fmt: skip
 def test_what_is_remembered(steps: list[tuple[str, NDArray]], remembered: str) -> None:
-    memory = Memory(1)
+    memory = BlueMemory(1)
     for name, obs in steps:
         memory.note(action(name), obs)
-    assert told(memory) == dict.fromkeys(remembered.split(", "), 1.0)
+    assert nonzero(memory) == dict.fromkeys(remembered.split(", "), 1.0)
 
 
 def test_scans_last_and_earlier() -> None:
-    memory = Memory(1)
+    memory = BlueMemory(1)
     for host in ("User1", "Enterprise1"):
         memory.note(action("Sleep"), seen(host))
-    assert told(memory) == {"scanned User1": 0.5, "scanned Enterprise1": 1.0}
+    assert nonzero(memory) == {"scanned User1": 0.5, "scanned Enterprise1": 1.0}
 
 
 @pytest.mark.parametrize("red", ["B_lineAgent", "RedMeanderAgent"])
@@ -240,6 +240,6 @@ def test_it_knows_just_the_decoys_that_stand(red: str) -> None:
         standing[:, host] += columns[:, column].astype(np.int64)
     true = games.nets.decoys.reshape(64, 13)
     assert ((standing > 0) == (true > 0)).all()
-    vsftpd = [h for h in range(13) if (LAST_DECOY, h) not in PLACES]  # elsewhere it can be put up again and again
+    vsftpd = [h for h in range(13) if (LAST_DECOY, h) not in PLACES]  # on other hosts it can be placed repeatedly
     assert (standing[:, vsftpd] == true[:, vsftpd]).all()
     assert standing.sum() > 100

@@ -1,4 +1,4 @@
-"""CAGE Challenge 2 as a plug-in: its flags, its defaults, and that the rest of the package does not know it."""
+"""CAGE Challenge 2 as a plug-in: its flags and defaults, and a core that does not know it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refusal(*argv: str) -> str:
 
 @pytest.mark.parametrize("world", ["cyborg:Scenario2", "freewheel/Cage2-v0"])
 def test_who_attacks_is_a_flag_and_an_argument_of_the_world(world: str, tmp_path: Path) -> None:
-    """Both say the same, the last one wins, and a run's config.json says who it was."""
+    """Both options mean the same, the last one wins, and config.json names the agent."""
     assert from_argv([world]).env.args == {"red_agent": "B_lineAgent"}
     for spelling in ("--red-agent", "--red_agent", "--env.red_agent"):
         chosen = from_argv([world, spelling, "RedMeanderAgent"])
@@ -56,9 +56,9 @@ def test_who_attacks_is_a_flag_and_an_argument_of_the_world(world: str, tmp_path
 
 @pytest.mark.parametrize("world", ["cyborg:Scenario2", "freewheel/Cage2-v0"])
 def test_short_names_are_understood_and_unknown_ones_refused_with_the_nearest(world: str) -> None:
-    told = "unknown red agent 'RedMaender'; did you mean 'RedMeanderAgent'?"
-    assert refusal(world, "--red-agent", "RedMaender") == told
-    assert refusal(world, "--env.red_agent", "RedMaender") == told
+    message = "unknown red agent 'RedMaender'; did you mean 'RedMeanderAgent'?"
+    assert refusal(world, "--red-agent", "RedMaender") == message
+    assert refusal(world, "--env.red_agent", "RedMaender") == message
     for short, red in SHORT.items():
         assert from_argv([world, "--red-agent", short]).env.args == {"red_agent": red}
 

@@ -1,4 +1,4 @@
-"""The challenge's own evaluation: its order, its numbers, its table."""
+"""The challenge's evaluation: the order of play, the scores and the table."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from freewheel.envs.legacy import GlobalRandom
 from freewheel.errors import UsageError
 from freewheel_cage2 import official
 from freewheel_cage2.cyborg_package import PACKAGE
-from freewheel_cage2.official import Board, Cell
+from freewheel_cage2.official import ScoreBoard, ScoreCell
 from freewheel_cage2.scenario import ACTIONS, RED_AGENTS
 
 LENGTHS, EPISODES = (4, 7), 2
 
 
 class Whim:
-    """An actor that does something else for whatever it sees."""
+    """An actor whose action depends on every observation."""
 
     state_size = 0
 
@@ -42,7 +42,7 @@ def whim(obs: NDArray) -> int:
 
 
 def the_challenges_script(stream: GlobalRandom) -> list[float]:
-    """As evaluation.py has it: one seed, an environment a cell, a reset after every episode."""
+    """Play like evaluation.py: one seed, one environment for each cell, and a reset after every episode."""
     returns = []
     with stream:
         for steps in LENGTHS:
@@ -65,14 +65,14 @@ def test_it_is_the_challenges_script_to_the_last_number_drawn(world: str, monkey
     ours, theirs = GlobalRandom(official.SEED), GlobalRandom(153)
     monkeypatch.setattr(official, "LENGTHS", LENGTHS)
     monkeypatch.setattr(official, "GlobalRandom", {153: ours}.__getitem__)
-    told: list[Cell] = []
+    shown: list[ScoreCell] = []
     config = from_options(world, {"red_agent": "mixture", "max_episode_steps": 9})
-    board = official.evaluate(config, Whim(), EPISODES, show=told.append)
+    board = official.evaluate(config, Whim(), EPISODES, show=shown.append)
     returns = [value for cell in board.cells for value in cell.returns]
     assert returns == pytest.approx(the_challenges_script(theirs), abs=1e-4)
     assert ours.state == theirs.state
-    assert told == list(board.cells)
-    assert [(cell.steps, cell.red_agent) for cell in told] == [(steps, red) for steps in LENGTHS for red in RED_AGENTS]
+    assert shown == list(board.cells)
+    assert [(cell.steps, cell.red_agent) for cell in shown] == [(steps, red) for steps in LENGTHS for red in RED_AGENTS]
     assert any(value < 0 for value in returns)
 
 
@@ -85,13 +85,13 @@ def test_the_runs_own_arguments_go_along_and_green_sleeps() -> None:
 
 
 def test_the_total_is_the_sum_of_all_means_and_the_spread_is_that_of_a_sample() -> None:
-    cells = tuple(Cell(steps, red, (-1.0, -2.0, -6.0)) for steps in (30, 50, 100) for red in RED_AGENTS)
-    board = Board(cells, 3, 153)
+    cells = tuple(ScoreCell(steps, red, (-1.0, -2.0, -6.0)) for steps in (30, 50, 100) for red in RED_AGENTS)
+    board = ScoreBoard(cells, 3, 153)
     assert board.total == pytest.approx(-27.0)
     assert cells[0].spread == pytest.approx(np.std((1, 2, 6), ddof=1))
-    assert Cell(30, "SleepAgent", (0.0,)).spread == 0.0
-    told = board.to_json()
-    assert json.loads(json.dumps(told))["cells"][1]["mean"] == pytest.approx(-3.0)
+    assert ScoreCell(30, "SleepAgent", (0.0,)).spread == 0.0
+    data = board.to_json()
+    assert json.loads(json.dumps(data))["cells"][1]["mean"] == pytest.approx(-3.0)
     names = [who for who, _ in official.comparison(board)]
     assert names[0] == official.THIS
     assert names[1:3] == ["CardiffUni, 1st*", "Keeping it RL, 2nd*"]
@@ -99,7 +99,7 @@ def test_the_total_is_the_sum_of_all_means_and_the_spread_is_that_of_a_sample() 
 
 
 def test_published_totals_are_sums_too() -> None:
-    """Two of them count what restoring costs where red sleeps; the others round."""
+    """Two authors count the cost of restoring while red sleeps; the others round."""
     for (who, _), (*scores, total) in official.PUBLISHED.items():
         slack = {"React-Restore": 170.0, "random": 20.0}.get(who, 0.06)
         assert total <= sum(scores) + 1e-9

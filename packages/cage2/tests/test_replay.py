@@ -1,4 +1,4 @@
-"""Recorded games of the official simulator: every step is reproduced, and a rule that is broken is found out."""
+"""Recorded games of the official simulator: every step is reproduced, and a broken rule is detected."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 from freewheel.errors import SetupError
 from freewheel_cage2 import network
-from freewheel_cage2.agents import Bline, Meander
+from freewheel_cage2.agents import BlineAgent, MeanderAgent
 from packages.cage2.tests.support.cage2_replay import replay
 
 OFFICIAL = Path(__file__).parent / "data" / "official"
-#: More recordings of the same kind, for who has them.
+#: A folder with further recordings of the same kind, if there is one.
 FOLDERS = [OFFICIAL, *map(Path, filter(None, [os.environ.get("FREEWHEEL_CAGE2_EPISODES")]))]
 RECORDINGS = sorted(path for folder in FOLDERS for path in folder.glob("*.npz"))
 
@@ -42,13 +42,13 @@ def test_a_broken_rule_is_found_out(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "cage2_RedMeanderAgent.npz, game" in result.difference
 
 
-@pytest.mark.parametrize("forgetful", [Bline, Meander])
+@pytest.mark.parametrize("forgetful", [BlineAgent, MeanderAgent])
 def test_another_red_agent_is_not_foreseen(
-    forgetful: type[Bline | Meander], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    forgetful: type[BlineAgent | MeanderAgent], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(Bline, "BACK", np.zeros(15, np.int64))
-    monkeypatch.setattr(Meander, "learn", lambda self, success: None)
-    red = {Bline: "B_lineAgent", Meander: "RedMeanderAgent"}[forgetful]
+    monkeypatch.setattr(BlineAgent, "BACK", np.zeros(15, np.int64))
+    monkeypatch.setattr(MeanderAgent, "learn", lambda self, success: None)
+    red = {BlineAgent: "B_lineAgent", MeanderAgent: "RedMeanderAgent"}[forgetful]
     result = replay(_shorter(OFFICIAL / f"cage2_{red}.npz", 6, tmp_path))
     assert result.exact == result.steps
     assert result.foreseen < result.steps

@@ -1,4 +1,4 @@
-"""What is drawn is where it should be, as large as it should be, and never beyond the edges."""
+"""Shapes have the right place and size, and never go beyond the edges."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHITE = 255, 255, 255
 
 
 def covered(picture: NDArray) -> float:
-    """Pixels that are white, counted by how white they are."""
+    """Count white pixels, weighted by how white they are."""
     return float(picture[..., 0].sum()) / 255
 
 
@@ -34,13 +34,13 @@ def test_areas(radius: float) -> None:
     assert covered(picture) == pytest.approx(2 * math.pi * radius * 2, rel=0.02)
 
 
-def test_a_line_is_as_long_and_as_wide_as_it_is_said_to_be() -> None:
+def test_a_line_has_the_given_length_and_width() -> None:
     picture = canvas.blank(60, 60, (0, 0, 0))
     canvas.lines(picture, np.array(((10.2, 12.9),)), np.array(((40.7, 51.1),)), WHITE, 1.5)
     assert covered(picture) == pytest.approx(math.hypot(30.5, 38.2) * 1.5 + math.pi * 0.75**2, rel=0.02)
     picture = canvas.blank(60, 40, (0, 0, 0))
     canvas.path(picture, np.array(((10.0, 20.0), (30.0, 20.0), (50.0, 20.0))), WHITE, 4)
-    assert covered(picture) == pytest.approx(40 * 4 + math.pi * 2**2, rel=0.03)  # with its round ends
+    assert covered(picture) == pytest.approx(40 * 4 + math.pi * 2**2, rel=0.03)  # includes the round ends
     assert (picture[18:22, 10:50] == 255).all()
     assert not picture[:17].any()
     assert not picture[23:].any()

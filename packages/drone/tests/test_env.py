@@ -1,4 +1,4 @@
-"""RoughDrone keeps the contract of Isaac Lab, can be captured, repeats itself by seed, and is a task that can be solved."""
+"""RoughDrone keeps the contract of Isaac Lab, can be captured, is repeatable by its seed, and can be solved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def hover(env: RoughDrone) -> Tensor:
 
 
 def put(env: RoughDrone, lane: int, position: Tensor) -> None:
-    """At rest there."""
+    """Put a lane's drone at rest at a position."""
     env.state_tensors()[0][lane, POSITION] = position
 
 
@@ -152,7 +152,7 @@ def test_episode_lengths_can_be_set() -> None:
     assert env.step(hover(env))[3].tolist() == [False, True, False]
 
 
-def test_a_lane_that_ends_begins_anew_in_the_same_step_and_the_end_is_kept_aside() -> None:
+def test_a_finished_lane_restarts_in_the_same_step_and_its_last_observation_is_kept() -> None:
     env, plain = make(3, compute_final_obs=True), make(3)
     for one in env, plain:
         one.reset(seed=0)
@@ -187,7 +187,7 @@ def test_a_wrong_option_is_refused(options: dict[str, Any], message: str) -> Non
 
 
 def story(env: RoughDrone, seed: int) -> str:
-    """A digest of 25 steps: all that a user sees."""
+    """Return a digest of everything that a user sees in 25 steps."""
     env.reset(seed=seed)
     digest = hashlib.sha256()
     for _, action in zip(range(25), noise(env), strict=False):
@@ -197,15 +197,15 @@ def story(env: RoughDrone, seed: int) -> str:
     return digest.hexdigest()
 
 
-def test_the_same_seed_tells_the_same_story() -> None:
-    """Of episodes of a second, while the global generators are left alone."""
+def test_the_same_seed_gives_the_same_episodes() -> None:
+    """Episodes last a second, and the global generators are not used."""
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]  # noqa: NPY002
     options: dict[str, Any] = {"lidar": True, "curriculum": True, "episode_seconds": 1.0}
     one, two = make(8, **options), make(8, **options)
-    told = story(one, 7)
-    assert told == story(two, 7) == story(one, 7)
-    assert told != story(one, 8)
-    assert told != story(make(8, **options, seed=1), 7)  # another terrain
+    first = story(one, 7)
+    assert first == story(two, 7) == story(one, 7)
+    assert first != story(one, 8)
+    assert first != story(make(8, **options, seed=1), 7)  # another terrain
     assert torch.equal(torch.get_rng_state(), before[0])
     assert np.array_equal(np.random.get_state()[1], before[1])  # type: ignore[index]  # noqa: NPY002
 
@@ -213,14 +213,14 @@ def test_the_same_seed_tells_the_same_story() -> None:
 @pytest.mark.parametrize("options", [{}, {"control": "thrust", "compute_final_obs": True, "curriculum": True}])
 def test_a_step_can_be_captured_as_far_as_a_cpu_can_tell(options: dict[str, Any]) -> None:
     env = make(lidar=True, **options)
-    told = []
+    kernels = []
     for _, action in zip(range(3), noise(env), strict=False):
         with Operations() as operations:
             env.step(action)
-        told.append(operations.names)
-    assert told[0] == told[1] == told[2]  # whatever happens, the same kernels
+        kernels.append(operations.names)
+    assert kernels[0] == kernels[1] == kernels[2]  # the kernels do not depend on the data
     views = ("slice", "select", "view", "unsqueeze", "expand", "split", "unbind", "alias", "detach", "t", "transpose")
-    assert len([name for name in told[0] if name not in views]) < 900
+    assert len([name for name in kernels[0] if name not in views]) < 900
 
 
 SPOILS = lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: bool(x.any()), lambda x: torch.rand(3)
@@ -233,7 +233,7 @@ def test_what_cannot_be_captured_is_noticed(spoil: Callable[[Tensor], Any]) -> N
 
 
 def test_the_state_is_all_in_its_tensors() -> None:
-    """Put them and the generator back, and the same steps follow: what a CUDA graph's warm-up needs."""
+    """After the tensors and the generator are restored, the same steps follow. The warm-up of a CUDA graph needs this."""
     env = make(32, lidar=True, curriculum=True, compute_final_obs=True, episode_seconds=2.0)
     actions = [action for _, action in zip(range(30), noise(env), strict=False)]
     for action in actions[:10]:
@@ -267,7 +267,7 @@ def test_every_way_to_crash() -> None:
     body[4, 2] += env.cfg.max_height  # too high
     body[5, ATTITUDE] = torch.tensor([0.0, 1.0, 0.0, 0.0])  # upside down
     action = hover(env)
-    action[6, 2] = torch.nan  # an action that is no number
+    action[6, 2] = torch.nan  # an action that is not a number
     obs, reward, terminated, _, extras = env.step(action)
     assert terminated.tolist() == [True] * 7 + [False]
     assert extras["measures"]["crashed"].tolist() == [1.0] * 7 + [0.0]
@@ -323,7 +323,7 @@ def test_cells_are_worth_something_the_first_time_they_are_seen() -> None:
         new = disc(*spot) - known
         known |= new
         reward, coverage = seen_from(*spot)
-        assert reward == (len(new) if step else 0)  # an episode's first look is free
+        assert reward == (len(new) if step else 0)  # cells seen at the start give no reward
         assert coverage == pytest.approx(len(known), abs=1e-3)
 
 
@@ -336,15 +336,15 @@ def test_the_curriculum_moves_lanes_by_how_they_end() -> None:
     put(env, 2, goal[2] + out * 0.3 + torch.tensor([0.0, 0.0, 1.5]))  # a crash near the goal: stays
     _, _, terminated, _, extras = env.step(hover(env))
     assert terminated.tolist() == [True, True, True, False]
-    assert extras["measures"]["level"].tolist() == [1.0] * 4  # of the episode that ended
+    assert extras["measures"]["level"].tolist() == [1.0] * 4  # the level of the episode that has ended
     assert env.state_tensors()[2].tolist() == [2, 0, 1, 1]
-    assert env.state_tensors()[3].tolist() == [2, 0, 1, 1]  # one tile a level
+    assert env.state_tensors()[3].tolist() == [2, 0, 1, 1]  # there is one tile for each level
     env.reset(seed=0)
     assert env.state_tensors()[2].tolist() == [1] * 4
 
 
 def success(level: int, choose: Callable[[dict[str, Tensor]], Tensor], **options: Any) -> float:
-    """Of the first episodes of 128 lanes."""
+    """Return the results of the first episodes of 128 lanes."""
     env = RoughDrone(128, level=level, lidar=False, **options)
     obs, _ = env.reset(seed=1)
     open_still, reached = torch.ones(128, dtype=torch.bool), torch.zeros(128, dtype=torch.bool)
@@ -356,7 +356,7 @@ def success(level: int, choose: Callable[[dict[str, Tensor]], Tensor], **options
 
 
 def straight(obs: dict[str, Tensor]) -> Tensor:
-    """Fly to the goal as if nothing stood in the way."""
+    """Fly straight to the goal and ignore obstacles."""
     return 0.7 * torch.nn.functional.normalize(obs["policy"][:, GOAL_SEEN])
 
 

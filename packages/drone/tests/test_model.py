@@ -1,4 +1,4 @@
-"""What a model of the drone learns: with the true motion in its place, an imagined step is the world's own step."""
+"""The learning task of a drone model: with the true motion, an imagined step equals the environment's step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODELLED = {"model_state": True, "compute_final_obs": True, "levels": 2, "tiles_
 def played(
     steps: int, **options: Any
 ) -> Iterator[tuple[DroneModel, Tensor, Tensor, dict[str, Tensor], Tensor, Tensor]]:
-    """Model, state, action, what was observed after the step (before a reset), reward, terminated."""
+    """Return model, state, action, the observation after the step (before a reset), reward and terminated."""
     env = RoughDrone(LANES, **MODELLED | options)
     model, dice = env.model_task, torch.Generator().manual_seed(0)
     assert model is not None
@@ -53,11 +53,11 @@ def test_an_imagined_step_of_the_true_motion_is_the_step_of_the_world(options: d
         cells = slice(quad.STATE + 9, quad.STATE + 10)
         found += float((imagined - state)[:, cells].sum())
     assert ends > 10
-    assert found > 1000  # the reward for what is seen is part of it
+    assert found > 1000  # includes rewards for seen cells
 
 
 def moved(state: Tensor) -> Tensor:
-    """Elsewhere, and turned about the vertical together with its wind."""
+    """Move a state, and turn it about the vertical together with its wind."""
     turn, shift, (cosine, sine) = torch.tensor([0.6, 0.8]), torch.tensor([3.0, -2.0, 0.5]), (0.8944272, 0.4472136)
     spun, wind = state.clone(), slice(quad.STATE + WIND.start, quad.STATE + WIND.stop)
     for vector in quad.POSITION, quad.VELOCITY, wind:
@@ -70,7 +70,7 @@ def moved(state: Tensor) -> Tensor:
 
 
 def test_the_model_sees_a_body_from_where_it_is() -> None:
-    """Moved and turned it looks the same, and so does what it does next."""
+    """A moved and turned state has the same encoding and the same next step."""
     for model, state, _, after, *_ in played(5, lidar=False):
         for one in state, after[MODEL_STATE]:
             seen = model.encode(one, state)
@@ -116,7 +116,7 @@ def test_only_who_asks_observes_the_state() -> None:
 
 
 def test_a_step_of_the_model_can_be_captured_as_far_as_a_cpu_can_tell() -> None:
-    told = []
+    kernels = []
     for model, state, action, after, *_ in played(3):
         motion = model.encode(after[MODEL_STATE], state)[:, : model.predicted]
         with Operations() as operations:
@@ -125,5 +125,5 @@ def test_a_step_of_the_model_can_be_captured_as_far_as_a_cpu_can_tell() -> None:
             model.reward(state, action, imagined)
             model.termination(state, action, imagined)
             model.encode(imagined, imagined)
-        told.append(operations.names)
-    assert told[0] == told[1] == told[2]
+        kernels.append(operations.names)
+    assert kernels[0] == kernels[1] == kernels[2]

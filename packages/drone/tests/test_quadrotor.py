@@ -1,4 +1,4 @@
-"""A quadrotor moves as a rigid body does: against MuJoCo's engine, closed forms, and what conserves."""
+"""A quadrotor moves like a rigid body: it agrees with MuJoCo, closed forms and conservation laws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tensor(*values: float) -> Tensor:
 
 
 def fly(cfg: BodyConfig, state: Tensor, actions: Tensor, wind: Tensor | None = None) -> Tensor:
-    """The states [T + 1, N, 17] under actions [T, N, A]."""
+    """Return the states [T + 1, N, 17] under actions [T, N, A]."""
     body, load = Quadrotor(cfg, "cpu"), torch.ones(len(state), 1)
     states = [state]
     for action in actions:
@@ -53,7 +53,7 @@ BODY = """
 
 
 def in_mujoco(mujoco: Any, cfg: BodyConfig, actions: NDArray) -> tuple[NDArray, NDArray]:
-    """Position and attitude after actions [T, 4], from a hover: thrust and moment as the motors give them."""
+    """Return position and attitude after actions [T, 4] from a hover, with the thrust and moment of the motors."""
     model = mujoco.MjModel.from_xml_string(BODY.format(gravity=quad.GRAVITY, mass=cfg.mass, inertia=cfg.inertia))
     data = mujoco.MjData(model)
     motor, fine = np.array([cfg.mass * quad.GRAVITY, 0, 0, 0]), round(cfg.physics_dt / model.opt.timestep)
@@ -65,7 +65,10 @@ def in_mujoco(mujoco: Any, cfg: BodyConfig, actions: NDArray) -> tuple[NDArray, 
             for _ in range(fine):
                 axis = np.zeros(3)
                 mujoco.mju_rotVecQuat(axis, np.array([0.0, 0.0, motor[0]]), data.qpos[3:])
-                data.qfrc_applied[:] = [*axis, *motor[1:]]  # a free joint's force is the world's, its moment the body's
+                data.qfrc_applied[:] = [
+                    *axis,
+                    *motor[1:],
+                ]  # a free joint takes forces in the world frame and moments in the body frame
                 mujoco.mj_step(model, data)
     return data.qpos[:3].copy(), data.qpos[3:].copy()
 
@@ -77,7 +80,7 @@ def test_a_second_of_random_flight_ends_where_mujoco_ends_it() -> None:
     theirs = [in_mujoco(mujoco, THRUST, actions[:, lane].numpy().astype(np.float64)) for lane in range(25)]
     far = np.linalg.norm(ours[:, quad.POSITION] - [position for position, _ in theirs], axis=1)
     aligned = np.abs((ours[:, quad.ATTITUDE] * np.array([attitude for _, attitude in theirs])).sum(1))
-    assert np.linalg.norm(ours[:, quad.POSITION], axis=1).mean() > 1.0  # it went somewhere
+    assert np.linalg.norm(ours[:, quad.POSITION], axis=1).mean() > 1.0  # the body has moved
     assert far.max() < 0.01
     np.testing.assert_allclose(np.linalg.norm(ours[:, quad.ATTITUDE], axis=1), 1, atol=1e-6)  # still rotations
     assert (2 * np.arccos(np.minimum(aligned, 1))).max() < 0.01
@@ -94,7 +97,7 @@ def test_motors_follow_with_their_time_constant() -> None:
 
 
 @pytest.mark.parametrize(("linear", "quadratic"), [(0.8, 0.0), (0.0, 0.4)])
-def test_drag_slows_as_its_law_says(linear: float, quadratic: float) -> None:
+def test_drag_follows_its_law(linear: float, quadratic: float) -> None:
     cfg = dataclasses.replace(THRUST, drag_linear=linear, drag_quadratic=quadratic)
     state = hovering()
     state[:, quad.VELOCITY] = tensor(2.0, 0.0, 0.0)
@@ -103,7 +106,9 @@ def test_drag_slows_as_its_law_says(linear: float, quadratic: float) -> None:
     assert float(speed) == pytest.approx(expected, rel=0.01)
     cfg = dataclasses.replace(THRUST, drag_linear=linear * 5, drag_quadratic=quadratic * 20)
     end = fly(cfg, hovering(), torch.zeros(100, 1, 4), tensor(1.0, -0.5, 0.0))[-1]
-    torch.testing.assert_close(end[:, quad.VELOCITY], tensor(1.0, -0.5, 0.0), atol=0.05, rtol=0)  # at the wind's
+    torch.testing.assert_close(
+        end[:, quad.VELOCITY], tensor(1.0, -0.5, 0.0), atol=0.05, rtol=0
+    )  # the velocity of the wind
 
 
 def test_a_heavier_body_accelerates_less() -> None:

@@ -1,4 +1,4 @@
-"""The picture of the drone shows what is there, where it is: by the closed form of both projections."""
+"""The picture shows everything at the right place, according to the closed form of both projections."""
 
 from __future__ import annotations
 
@@ -35,46 +35,46 @@ from freewheel_drone.render import (
     PILLARS,
     PLOT,
     PLOT_AT,
-    Moment,
-    Scene,
+    FlightFrame,
+    TileScene,
     as_text,
 )
 from freewheel_drone.task import DroneConfig
-from freewheel_drone.terrain import Tile
+from freewheel_drone.terrain import TerrainTile
 
 CFG = DroneConfig(lidar=False)
 SIDE = CFG.tile_size
 CELLS = round(SIDE / CFG.resolution)
-PIXEL = SIDE / MAP  # m, on the map
-FLOOR, ROOF = -0.5, 5.0  # m, of the side view over flat ground
+PIXEL = SIDE / MAP  # m; size of a pixel on the map
+FLOOR, ROOF = -0.5, 5.0  # m; range of the side view over flat ground
 SOIL, _, AIR, HIGH = LAYERS
 
 
-def tile(*pillars: tuple[float, float, float], slope: float = 0.0) -> Tile:
+def tile(*pillars: tuple[float, float, float], slope: float = 0.0) -> TerrainTile:
     heights = np.broadcast_to(np.arange(CELLS + 1) * CFG.resolution * slope, (CELLS + 1, CELLS + 1))
-    return Tile(heights, np.reshape(pillars, (-1, 3)), np.empty((0, 2, 3)))
+    return TerrainTile(heights, np.reshape(pillars, (-1, 3)), np.empty((0, 2, 3)))
 
 
-def at(x: float, y: float, z: float = 1.5, **more: Any) -> Moment:
+def at(x: float, y: float, z: float = 1.5, **more: Any) -> FlightFrame:
     plain: dict[str, Any] = {
         "tile": 0, "goal": np.array((18.0, 6.0, 1.5)), "seconds": 1.0, "velocity": np.zeros(3), "yaw": np.array((1.0, 0.0)),
         "seen": np.zeros((24, 24), np.bool_), "lidar": None, "reward": 0.5,
     }  # fmt: skip
-    return Moment(position=np.array((x, y, z)), **plain | more)
+    return FlightFrame(position=np.array((x, y, z)), **plain | more)
 
 
-def drawn(flight: Sequence[Moment], ground: Tile | None = None, cfg: DroneConfig = CFG) -> NDArray:
-    return Scene(cfg, ground or tile(), flight[0].goal).draw(flight)
+def drawn(flight: Sequence[FlightFrame], ground: TerrainTile | None = None, cfg: DroneConfig = CFG) -> NDArray:
+    return TileScene(cfg, ground or tile(), flight[0].goal).draw(flight)
 
 
 def on_map(picture: NDArray, x: float, y: float) -> tuple[int, ...]:
-    """The colour of the map there."""
+    """Return the colour of the map at a position."""
     row, column = MAP_AT[1] + (SIDE - y) / SIDE * MAP, MAP_AT[0] + x / SIDE * MAP
     return tuple(picture[int(row), int(column)].tolist())
 
 
 def on_side(picture: NDArray, along: float, height: float, span: float = 20.0) -> tuple[int, ...]:
-    """The colour of the side view there; the span of its width is a multiple of 5 m, with some room."""
+    """Return the colour of the side view at a position. The width of the view is a multiple of 5 m, with some room."""
     row, column = PLOT_AT[1] + (ROOF - height) / (ROOF - FLOOR) * PLOT[1], PLOT_AT[0] + along / span * PLOT[0]
     return tuple(picture[int(row), int(column)].tolist())
 
@@ -95,7 +95,7 @@ def test_drone_goal_and_pillars_are_where_they_should_be_on_the_map(x: float, y:
 
 
 def test_the_nose_shows_where_it_heads() -> None:
-    """The two rotors ahead have another colour than those behind."""
+    """The two front rotors have a different colour from the rear ones."""
     arm = 5.5 * PIXEL
     for angle in 0.0, 0.6, 2.0, -2.5:
         yaw = np.array((math.cos(angle), math.sin(angle)))
@@ -145,10 +145,10 @@ def test_the_side_view_shows_drone_goal_and_ground_by_the_way() -> None:
 
 
 def test_the_ground_of_the_side_view_is_what_the_drone_has_flown_over() -> None:
-    """Uphill, then back the same way: a mountain."""
+    """A flight uphill and back the same way shows a mountain."""
     slope, flight = 0.25, [at(4, 6, 4), at(12, 6, 4), at(4, 6, 4)]
     picture = drawn(flight, tile(slope=slope))
-    side = Scene(CFG, tile(slope=slope), flight[0].goal).side(flight)
+    side = TileScene(CFG, tile(slope=slope), flight[0].goal).side(flight)
     assert side.span == 35  # 16 m flown, 14 m to the goal, and a metre of room: more than 1.2 times the way at first
     for along, height in (0.5, 1.125), (4, 2.0), (8, 3.0), (12, 2.0), (15.5, 1.125):
         column, row = side.pixel(along, height)
@@ -159,7 +159,7 @@ def test_the_ground_of_the_side_view_is_what_the_drone_has_flown_over() -> None:
 
 def test_too_high_is_marked_by_the_ground_below() -> None:
     flight = [at(4, 6, 4), at(12, 6, 4)]
-    scene = Scene(CFG, tile(slope=0.25), flight[0].goal)
+    scene = TileScene(CFG, tile(slope=0.25), flight[0].goal)
     side, picture = scene.side(flight), scene.draw(flight)
     for along, ground in (0.5, 1.125), (7.5, 2.875):
         for above, colour in (0.1, HIGH), (-0.1, AIR):
@@ -168,7 +168,7 @@ def test_too_high_is_marked_by_the_ground_below() -> None:
 
 
 def test_pillars_near_the_way_stand_in_the_side_view() -> None:
-    """At 6 m of the way one is beside it, at 12 m one is in it, at 3 m one is too far away."""
+    """One pillar is next to the way at 6 m, one is in the way at 12 m, and one at 3 m is too far away."""
     picture = drawn([at(4, 6), at(12, 6)], tile((7, 8, 0.5), (10, 7, 0.5), (16, 6, 0.5)))
     beside, within = (tuple(mix(np.array(AIR), PILLAR, share).tolist()) for share in PILLARS[1:])
     assert on_side(picture, 3, 4) == AIR
@@ -178,17 +178,17 @@ def test_pillars_near_the_way_stand_in_the_side_view() -> None:
     assert on_side(picture, 6, -0.2) == SOIL
 
 
-def test_rays_of_the_lidar_end_where_they_are_told_to() -> None:
-    """Turned by a quarter: azimuth 0 looks north, and a quarter of the azimuths later it looks west."""
+def test_lidar_rays_end_at_the_given_distances() -> None:
+    """The drone is turned by a quarter: azimuth 0 points north, and azimuth 1/4 points west."""
     cfg = DroneConfig(lidar_channels=4, lidar_azimuths=8)  # elevations -30, -15, 0 and 15
     lidar = np.full((4, 8), cfg.lidar_range)
     lidar[2, 0] = 2.0
-    here = 12 + PIXEL / 2  # so that lines go through the middles of pixels
+    here = 12 + PIXEL / 2  # lines then go through the middles of pixels
     now = at(here, here, yaw=np.array((0.0, 1.0)), lidar=lidar)
     plain, picture = drawn([replace(now, lidar=None)], cfg=cfg), drawn([now], cfg=cfg)
 
     def laid(x: float, y: float, *shares: float) -> bool:
-        """Whether the lidar's colour lies over that place in these shares."""
+        """Return whether the lidar's colour covers this position with these shares."""
         colour = np.array(on_map(plain, here + x, here + y))
         for share in shares:
             colour = mix(colour, LIDAR, share)
@@ -204,7 +204,7 @@ def test_rays_of_the_lidar_end_where_they_are_told_to() -> None:
 
 
 @pytest.mark.parametrize("outcome", list(OUTCOMES))
-def test_the_outcome_is_told(outcome: str) -> None:
+def test_the_outcome_is_shown(outcome: str) -> None:
     picture = drawn([at(4, 6), at(8, 6, outcome=outcome)])
     text = picture[12:40, PLOT_AT[0] :].reshape(-1, 3)
     assert tuple(OUTCOMES[outcome][1]) in {tuple(pixel) for pixel in text.tolist()}
@@ -214,7 +214,7 @@ def test_the_outcome_is_told(outcome: str) -> None:
 
 @pytest.mark.parametrize("position", [(-3.0, 30.0, 9.0), (18.0, 6.0, 1.5), (float(SIDE), 0.0, -4.0)])
 def test_any_place_can_be_drawn(position: tuple[float, float, float]) -> None:
-    """Beyond the tile, at the goal, below the ground."""
+    """These drones are beyond the tile, at the goal, and below the ground."""
     flight = [at(4, 6), at(*position, lidar=np.full((8, 35), 1.0), outcome="crashed")]
     assert drawn(flight, cfg=DroneConfig()).shape == (480, 960, 3)
     assert as_text(CFG, tile(), flight).count("\n") == 24
@@ -225,7 +225,7 @@ def test_the_map_as_text() -> None:
     seen[20:] = True
     flight = [at(4.2, 18.5, seen=seen), at(6.2, 18.5, seen=seen, outcome="late")]
     *rows, figures = as_text(CFG, tile((9.25, 9.5, 0.1)), flight).splitlines()
-    assert rows[:4] == [" " * 48] * 4  # the north is above
+    assert rows[:4] == [" " * 48] * 4  # north is at the top
     assert rows[24 - 1 - 18] == "." * 8 + "*" + "." * 3 + "D" + "." * 35
     assert rows[24 - 1 - 9] == "." * 18 + "O" + "." * 29
     assert rows[24 - 1 - 6][36] == "G"
@@ -243,7 +243,7 @@ def shot(env: RoughDrone) -> NDArray:
     return picture
 
 
-def flown(env: RoughDrone) -> list[Moment]:
+def flown(env: RoughDrone) -> list[FlightFrame]:
     assert env._camera is not None
     return env._camera.flight
 
@@ -282,7 +282,7 @@ def test_only_the_first_lane_is_drawn_and_nothing_is_changed() -> None:
 
 
 def test_the_end_is_shown_until_the_next_episode_is_under_way() -> None:
-    """Lanes begin again in the step that ends them; the picture after it shows the end."""
+    """A lane starts again in the step that ends its episode, but the next picture still shows the end."""
     env = make(lidar=False, episode_seconds=0.5)
     env.reset(seed=1)
     for step in range(1, 6):

@@ -1,4 +1,4 @@
-"""The ground is what was grown, and sensors see it as a fine march along every ray would."""
+"""The ground has the generated heights, and the sensors agree with a march in small steps along every ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
 from freewheel_drone import terrain as land
-from freewheel_drone.terrain import SCAN, Terrain, TerrainConfig, Tile, grow
+from freewheel_drone.terrain import SCAN, Terrain, TerrainConfig, TerrainTile, grow
 
 CFG = TerrainConfig(levels=1, tiles_per_level=1)
 CELLS = round(CFG.tile_size / CFG.resolution)
@@ -24,8 +24,8 @@ def world(heights: NDArray = FLAT, pillars: NDArray | None = None, cfg: TerrainC
     return Terrain(cfg, [tile(heights, pillars)], "cpu")
 
 
-def tile(heights: NDArray = FLAT, pillars: NDArray | None = None) -> Tile:
-    return Tile(heights, np.empty((0, 3)) if pillars is None else pillars, np.zeros((1, 2, 3)))
+def tile(heights: NDArray = FLAT, pillars: NDArray | None = None) -> TerrainTile:
+    return TerrainTile(heights, np.empty((0, 3)) if pillars is None else pillars, np.zeros((1, 2, 3)))
 
 
 def facing(angle: float) -> Tensor:
@@ -33,7 +33,7 @@ def facing(angle: float) -> Tensor:
 
 
 def ground(heights: NDArray, x: NDArray, y: NDArray) -> NDArray:
-    """Bilinear, written down once more."""
+    """Return bilinear heights, computed in a second way."""
     x, y = (np.clip(along / CFG.resolution, 0, CELLS - 1e-9) for along in (x, y))
     column, row = x.astype(int), y.astype(int)
     x, y = x - column, y - row
@@ -44,7 +44,7 @@ def ground(heights: NDArray, x: NDArray, y: NDArray) -> NDArray:
 
 
 def marched(cfg: TerrainConfig, heights: NDArray, pillars: NDArray, eye: NDArray, angle: float) -> NDArray:
-    """[azimuths, channels] where a march in steps of 5 mm first is under ground or in a pillar."""
+    """Return [azimuths, channels] where a march in steps of 5 mm first reaches the ground or a pillar."""
     turns = angle + 2 * np.pi / cfg.lidar_azimuths * np.arange(cfg.lidar_azimuths)[:, None]
     tilts = np.radians(np.linspace(-30, 15, cfg.lidar_channels))
     level = np.cos(tilts)
@@ -69,9 +69,9 @@ def test_the_lidar_sees_a_pillar_on_flat_ground_as_a_fine_march_does(angle: floa
     pillars, eye = np.array([[12.0, 14.0, 0.45]]), np.array([11.3, 12.1, 1.6])
     ours, theirs = lidar(world(pillars=pillars), eye, angle), marched(CFG, FLAT, pillars, eye, angle)
     np.testing.assert_allclose(ours, theirs, atol=0.05)
-    assert (theirs[:, -1] < 2.5).any()  # the pillar is in sight, also of rays that go up
+    assert (theirs[:, -1] < 2.5).any()  # upward rays also hit the pillar
     assert (theirs[:, -1] == CFG.lidar_range).any()
-    assert (theirs[:, 0] < 3.3).all()  # and so is the ground, of rays that go down
+    assert (theirs[:, 0] < 3.3).all()  # downward rays hit the ground
 
 
 def test_the_lidar_sees_rough_ground_and_many_pillars_as_a_fine_march_does() -> None:
@@ -83,7 +83,7 @@ def test_the_lidar_sees_rough_ground_and_many_pillars_as_a_fine_march_does() -> 
         eye = np.array([x, y, ground(rough.heights, np.array(x), np.array(y)) + 1.2])
         if (np.hypot(*(rough.pillars[:, :2] - eye[:2]).T) > rough.pillars[:, 2]).all():
             errors.append(np.abs(lidar(terrain, eye, x) - marched(cfg, rough.heights, rough.pillars, eye, x)))
-    assert np.mean(np.array(errors) < 0.05) > 0.9  # ground is straight between the points where it is looked up
+    assert np.mean(np.array(errors) < 0.05) > 0.9  # the lidar takes the ground as straight between its points
     assert np.mean(errors) < 0.03
     coarse = Terrain(dataclasses.replace(cfg, lidar_steps=4), [rough], "cpu")
     truth = marched(cfg, rough.heights, rough.pillars, eye, x)
@@ -127,7 +127,7 @@ def test_lanes_look_at_their_own_tiles() -> None:
     assert sight.closest[1, 0].tolist() == [0.0, 2.0, 0.5]
 
 
-def test_the_edge_goes_on_for_ever() -> None:
+def test_the_ground_continues_beyond_the_edge() -> None:
     heights = FLAT.copy()
     heights[:, -1] = 2.0
     height, _ = world(heights).touch(HERE, torch.tensor([[1e9, 12.0, 5.0]]))
@@ -148,7 +148,7 @@ def test_every_pillar_in_reach_is_known_everywhere() -> None:
 
 def test_the_same_seed_grows_the_same_tiles_and_another_does_not() -> None:
     one, two, other = grow(CFG, 5)[0], grow(CFG, 5)[0], grow(CFG, 6)[0]
-    for field in dataclasses.fields(Tile):
+    for field in dataclasses.fields(TerrainTile):
         assert np.array_equal(getattr(one, field.name), getattr(two, field.name))
         assert not np.array_equal(getattr(one, field.name), getattr(other, field.name))
 

@@ -1,4 +1,4 @@
-"""The simulation behind packages/ray/docs/cluster.md: known limits come out exactly, and what was measured is predicted."""
+"""The simulation behind packages/ray/docs/cluster.md gives known limits exactly and predicts the measurements."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_one_update_at_a_time_where_no_lag_is_allowed() -> None:
     assert outcome.limit == "lag bound"
 
 
-def test_costs_go_on_beyond_the_largest_that_was_measured() -> None:
+def test_costs_are_extrapolated_beyond_the_measurements() -> None:
     curve = Curve(((1.0, 1.0), (2.0, 3.0)))
     assert [curve(0.0), curve(1.5), curve(4.0)] == [1.0, 2.0, 7.0]
 

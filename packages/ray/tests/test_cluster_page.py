@@ -1,4 +1,4 @@
-"""docs/cluster.md: its tables are those of the newest rows, its commands are commands, and the walk can be walked."""
+"""docs/cluster.md shows the newest measurements, its commands exist, and its walk-through works."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_command_has_options_that_there_are(line: str, capsys: pytest.Capt
 
 
 class Walk:
-    """A shell of one's own: a folder, variables, and what runs in the background."""
+    """A shell with its folder, its variables and its background processes."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()

@@ -1,1 +1,1 @@
-"""CAGE Challenge 2: our own fast world, the real CybORG, the challenge's evaluation and workflow search."""
+"""CAGE Challenge 2: a fast environment, the real simulator CybORG, the official evaluation, and workflow search."""

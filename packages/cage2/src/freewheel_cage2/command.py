@@ -1,4 +1,4 @@
-"""The command `freewheel workflow`; a file of its own, because `freewheel --help` imports it and nothing heavy."""
+"""The command `freewheel workflow`. It is a separate file because `freewheel --help` imports it and must not import more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenario 2 of CAGE Challenge 2 as a fast environment of many games at once, and what a defender can remember of a game."""
+"""Scenario 2 of CAGE Challenge 2 as a fast environment of many games, with an optional memory for the defender."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gymnasium.vector.utils import batch_space
 
 from freewheel.core import NDArray, SeedStream
 from freewheel_cage2 import scenario as s2
-from freewheel_cage2.agents import Bline, Meander
-from freewheel_cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SUCCESS, SWEEP, Networks
+from freewheel_cage2.agents import BlineAgent, MeanderAgent
+from freewheel_cage2.network import ESCALATE, EXPLOIT, IMPACT, SCAN, SUCCESS, SWEEP, NetworkStates
 from freewheel_cage2.scenario import ACTIONS, HOSTS, PLACES, N
 
 COLUMNS = (
@@ -31,9 +31,9 @@ _AT = np.array([host for _, host in PLACES])
 LATEST, EARLIER = 1.0, 0.5  # values of a scanned host
 
 
-class Memory:
-    """[B, 67]: decoys in place (blue knows the conditions under which placing one works), hosts that red has scanned, in its
-    last scan and before, and hosts that were ever restored."""
+class BlueMemory:
+    """Blue's memory, [B, 67]: the decoys in place (blue knows when placing one succeeds), the hosts that red has scanned
+    (its last scan differs from earlier ones), and the hosts that were ever restored."""
 
     def __init__(self, lanes: int) -> None:
         self.columns = np.zeros((lanes, len(COLUMNS)), np.float32)
@@ -43,7 +43,7 @@ class Memory:
         self._ports = np.tile(s2.OPEN, (lanes, 1))  # [B, 13] ports in use
 
     def begin(self, lanes: NDArray) -> None:
-        """Clear the memory of these lanes: new games start there."""
+        """Clear the memory of these lanes, where new games start."""
         self.columns[lanes] = 0.0
         self._ports[lanes] = s2.OPEN
 
@@ -66,25 +66,27 @@ class Memory:
 
 
 BLINE, MEANDER, ASLEEP = range(len(s2.RED_AGENTS))
-#: Hosts that green scans now and then, if it is active.
+#: Hosts that green may scan if it is active.
 GREEN_HOSTS = np.array([h for h, name in enumerate(HOSTS) if name.startswith(("User", "Enterprise"))])
 GREEN_ACTS = 0.5
-_GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """[B] the actions and outcomes of the last step."""
+class GameTurn:
+    """The actions and outcomes of the last step, [B] each."""
 
     blue: NDArray
     blue_success: NDArray  # 0 no, 1 yes, 2 unknown
     red_kind: NDArray  # one of RED_KINDS
-    red_target: NDArray  # of a subnet for a sweep, else of a host
+    red_target: NDArray  # the index of a subnet for a sweep, otherwise of a host
     red_success: NDArray
 
 
 class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
-    """Many games. The random events of an episode depend only on its seed, not on the other lanes."""
+    """Many games at once. The random events of an episode depend only on its seed, not on the other lanes."""
 
     metadata = {"render_modes": [], "autoreset_mode": AutoresetMode.DISABLED, "lane_seeds": True}  # noqa: RUF012
 
@@ -97,19 +99,22 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         memory: bool = False,
     ) -> None:
         red_agent = s2.find_red(red_agent)
-        self.num_envs, self._limit, self._green = num_envs, max_episode_steps, green
+        self.num_envs = num_envs
+        self._limit = max_episode_steps
+        self._green = green
         self._red = s2.REDS.index(red_agent)
-        self.nets = Networks(num_envs)
-        self._memory = Memory(num_envs) if memory else None
-        self._bline, self._meander = Bline(num_envs), Meander(num_envs)
+        self.nets = NetworkStates(num_envs)
+        self._memory = BlueMemory(num_envs) if memory else None
+        self._bline = BlineAgent(num_envs)
+        self._meander = MeanderAgent(num_envs)
         self._which = np.full(num_envs, self._red)  # [B] which red plays
         self._key = np.zeros(num_envs, np.uint64)  # [B] the key of all random numbers of an episode
         self._time = np.zeros(num_envs, np.int64)
-        self._success = np.zeros(num_envs, np.bool_)  # of red's last action, and whether it saw anything
-        self._shown = np.ones(num_envs, np.bool_)
+        self._success = np.zeros(num_envs, np.bool_)  # whether red's last action succeeded
+        self._shown = np.ones(num_envs, np.bool_)  # whether red's last action found anything
         self._streams: Sequence[SeedStream] | None = None
         self._played = np.zeros(num_envs, np.int64)
-        self.turn: Turn | None = None
+        self.turn: GameTurn | None = None
         size = 4 * N + (len(COLUMNS) if memory else 0)
         self.single_observation_space = Box(0.0, 1.0, (size,), np.float32)
         self.single_action_space = Discrete(len(ACTIONS))
@@ -119,7 +124,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[NDArray, dict[str, Any]]:
-        """Start games in all lanes, by `seed` or streams of seeds (options["seeds"]), or in the lanes of a reset_mask."""
+        """Start games in all lanes, with `seed` or streams of seeds (options["seeds"]), or only in the lanes of a reset_mask."""
         options = options or {}
         lanes = np.arange(self.num_envs)
         if (mask := options.get("reset_mask")) is not None:
@@ -134,7 +139,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         return self._look(), self._info()
 
     def _next_seeds(self, lanes: NDArray) -> NDArray:
-        """The keys of the next episodes: from the stream of the lane, or from the key before."""
+        """Return the keys of the next episodes, from the lanes' streams or from the previous keys."""
         if self._streams is None:
             return np.asarray(self._key[lanes] + _FIRST)
         seeds = [self._streams[lane].seed(k) for lane, k in zip(lanes, self._played[lanes], strict=True)]
@@ -168,7 +173,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
         blue_success = self.nets.blue(actions)
         kind, target = self._red_acts(choice)
         self._success, self._shown = self.nets.red(kind, target, exploit, notice)
-        self.turn = Turn(actions, blue_success, kind, target, self._success)
+        self.turn = GameTurn(actions, blue_success, kind, target, self._success)
         reward = self.nets.reward()
         self.nets.observe(self._green_scans(green) if self._green else None)
         if self._memory is not None:
@@ -203,7 +208,7 @@ class Cage2Vector(VectorEnv[NDArray, NDArray, NDArray]):
 
 
 class Cage2(gymnasium.Env[NDArray, np.int64]):
-    """One game without a time limit; its registered id adds one. It renders steps as text."""
+    """One game, rendered as text. It has no time limit, but its registered id adds one."""
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}  # noqa: RUF012 - as gymnasium declares it
 
@@ -231,7 +236,7 @@ class Cage2(gymnasium.Env[NDArray, np.int64]):
         return obs[0], self._rewards[-1], bool(terminated[0]), bool(truncated[0]), last
 
     def render(self) -> str:
-        """The last step as a row under a headline: it fits a terminal of 80 columns."""
+        """Return the last step as a row of text, or the headline before the first step. Both fit into 80 columns."""
         turn, nets = self.games.turn, self.games.nets
         if not self._rewards or turn is None:
             return f"{'':>3} {'blue':<29} {'red':<33} {'cost':>5} {'total':>6}"
@@ -244,7 +249,7 @@ class Cage2(gymnasium.Env[NDArray, np.int64]):
 
 
 def _blue_in_words(action: int, success: int) -> str:
-    """What blue did."""
+    """Describe what blue did."""
     verb, _, host = ACTIONS[action].partition(" ")
     if verb.startswith("Decoy"):
         decoy = f"{verb.removeprefix('Decoy')}, {host}"
@@ -254,7 +259,7 @@ def _blue_in_words(action: int, success: int) -> str:
 
 
 def _red_in_words(kind: int, target: int, success: bool, access: int, noticed: bool) -> str:
-    """What red did, how far it got (access to its target after this step), and whether blue saw an exploit."""
+    """Describe what red did, how far it got (its access to the target after this step), and whether blue saw an exploit."""
     if kind == SWEEP:
         return f"sweeps the {s2.SUBNETS[target]} subnet" + ("" if success else ": no way in")
     host = HOSTS[target]
@@ -271,12 +276,12 @@ def _red_in_words(kind: int, target: int, success: bool, access: int, noticed: b
 
 
 def _mix(state: NDArray) -> NDArray:
-    """[B] uint64, a hash of each number (the finaliser of splitmix64)."""
+    """Hash each number with the finaliser of splitmix64; [B] uint64."""
     state = (state ^ (state >> np.uint64(30))) * _FIRST
     state = (state ^ (state >> np.uint64(27))) * _SECOND
     return np.asarray(state ^ (state >> np.uint64(31)))
 
 
 def _uniform(bits: NDArray) -> tuple[NDArray, NDArray]:
-    """Two numbers in [0, 1) of 32 bits each."""
+    """Return two numbers in [0, 1) with 32 bits each."""
     return (bits >> np.uint64(32)) * 2.0**-32, (bits & np.uint64(0xFFFFFFFF)) * 2.0**-32

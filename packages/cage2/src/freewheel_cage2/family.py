@@ -1,4 +1,4 @@
-"""CAGE Challenge 2 as a world family: on our fast environment, and on the real simulator CybORG."""
+"""CAGE Challenge 2 as a world family: the fast environment and the real simulator CybORG."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 PREFIX = "cyborg:"
 REAL, FAST = "cyborg:Scenario2", "freewheel/Cage2-v0"
-#: What a worker imports for the real simulator; the second module loads it.
+#: The modules that a worker imports for the real simulator; the second one loads it.
 MODULES = ("freewheel_cage2.cyborg", "freewheel_cage2.cyborg_package")
 
 
 def serves(name: str) -> bool:
-    """Whether this is CAGE Challenge 2."""
+    """Return whether this name is CAGE Challenge 2."""
     return name.startswith(PREFIX) or name == FAST
 
 
 def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
-    """The environment; on the real simulator an episode has 100 steps unless the options say otherwise."""
+    """Return the environment's configuration. On the real simulator an episode has 100 steps unless the options say otherwise."""
     args = {**args, "red_agent": find_red(args["red_agent"])} if "red_agent" in args else args
     if name == FAST:
         return gym.build(name, args, options, device)
@@ -40,7 +40,7 @@ def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvC
 
 
 def real(config: gym.GymConfig) -> gym.GymConfig:
-    """The same environment on the real simulator."""
+    """Return the same environment on the real simulator."""
     from freewheel_cage2.cyborg import UNLIMITED
 
     return replace(config, id=REAL, factory=UNLIMITED, preload=MODULES)
@@ -53,7 +53,7 @@ def _official(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[Ma
 
 
 def _compare(run: SavedRun, mean: float, console: Console) -> None:
-    """On the fast environment: the score among those of simple and of published defenders."""
+    """For the fast environment, print the score in a table of simple and published defenders."""
     if run.config.env.id == FAST:
         from freewheel_cage2 import official
 
@@ -67,7 +67,7 @@ FAMILY = WorldFamily(
     serves=serves,
     options=gym.GymOptions,
     build=build,
-    names_code=lambda _: False,  # it serves two names, both its own
+    names_code=lambda _: False,  # both names belong to this package
     ids={
         FAST: {"entry_point": f"{ENVS}:Cage2", "vector_entry_point": f"{ENVS}:Cage2Vector", "max_episode_steps": STEPS}
     },

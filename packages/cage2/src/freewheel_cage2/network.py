@@ -1,4 +1,4 @@
-"""Networks: the true state of many games of Scenario 2 at once, what every action does to it, and what blue sees."""
+"""The true network state of many games of Scenario 2, the effect of every action on it, and what blue sees of it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from freewheel_cage2 import scenario as s2
 from freewheel_cage2.scenario import N
 
 SWEEP, SCAN, EXPLOIT, ESCALATE, IMPACT = range(1, len(s2.RED_KINDS))
-FAILURE, SUCCESS, UNKNOWN = 0, 1, 2
-NOTICED = 0.95  # probability that blue sees the process of a new session; after a brute force it never does
-PREFERENCE = 0.75  # for the most promising exploit; otherwise one of the others
+FAILURE = 0
+SUCCESS = 1
+UNKNOWN = 2
+NOTICED = 0.95  # probability that blue sees the process of a new session; it never sees one after a brute force attack
+PREFERENCE = 0.75  # probability of the most promising exploit; otherwise red chooses one of the others
 BRUTE_ATTEMPTS = 10
-#: What blue believes of a host, as two columns of the observation.
+#: What blue believes about a host, as two columns of the observation.
 NO, UNSURE, AS_USER, AS_ROOT = range(4)
 BELIEF = np.array([[0, 0], [1, 0], [0, 1], [1, 1]], np.float32)  # [4, 2]
-#: What blue has just seen on a host, likewise.
+#: What blue has just seen on a host, also as two columns.
 QUIET, SCANNED, EXPLOITED = range(3)
 ACTIVITY = np.array([[0, 0], [1, 0], [1, 1]], np.float32)  # [3, 2]
 _WEB = sum(1 << port for port in s2.WEB)
@@ -24,34 +26,35 @@ _PER_HOST = ("root", "seen", "unseen", "files", "decoys", "decoy_ports", "belief
 _PER_GAME = ("rooted", "held", "known", "named", "scanned", "subnets", "ot_up", "ot_stoppable", "ot_known", "obs")
 
 
-class Networks:
-    """B games. Per-host arrays are flat, [B × 13]; a set of hosts is one number per game (see scenario.py)."""
+class NetworkStates:
+    """The state of B games. Arrays per host are flat, [B × 13]; a set of hosts is one number per game (see scenario.py)."""
 
     def __init__(self, lanes: int) -> None:
         self.lanes = lanes
         self._base = np.arange(lanes) * N
         cells = lanes * N
-        # Red's sessions: as root; as a user with a process that blue has seen and can remove; as a user that blue has not seen.
-        self.root = np.zeros(cells, np.int16)
-        self.seen = np.zeros(cells, np.int16)
-        self.unseen = np.zeros(cells, np.int16)
+        # Red's sessions:
+        self.root = np.zeros(cells, np.int16)  # as root
+        self.seen = np.zeros(cells, np.int16)  # as a user, with a process that blue has seen and can remove
+        self.unseen = np.zeros(cells, np.int16)  # as a user, not seen by blue
         self.files = np.zeros(cells, np.int16)  # malware that an analysis finds
         self.decoys = np.zeros(cells, np.int16)
         self.decoy_ports = np.zeros(cells, np.uint8)  # sets of ports
         self.belief = np.zeros(cells, np.int8)
-        self.ports = np.zeros(cells, np.uint8)  # sets of ports: what red found open when it last scanned
-        self.rooted = np.zeros(lanes, np.int64)  # sets of hosts: where red is root,
-        self.held = np.zeros(lanes, np.int64)  # where it has any session,
-        self.known = np.zeros(lanes, np.int64)  # whose address it knows,
-        self.named = np.zeros(lanes, np.int64)  # whose name,
-        self.scanned = np.zeros(lanes, np.int64)  # whose ports;
-        self.subnets = np.zeros(lanes, np.int64)  # which subnets
+        self.ports = np.zeros(cells, np.uint8)  # sets of ports that red's last scan has found open
+        # Sets of hosts:
+        self.rooted = np.zeros(lanes, np.int64)  # red is root there
+        self.held = np.zeros(lanes, np.int64)  # red has any session there
+        self.known = np.zeros(lanes, np.int64)  # red knows the address
+        self.named = np.zeros(lanes, np.int64)  # red knows the name
+        self.scanned = np.zeros(lanes, np.int64)  # red knows the ports
+        self.subnets = np.zeros(lanes, np.int64)  # sets of subnets that red knows
         self.ot_up = np.ones(lanes, np.bool_)
-        self.ot_stoppable = np.ones(lanes, np.bool_)  # not after a restore: the service has lost its process
+        self.ot_stoppable = np.ones(lanes, np.bool_)  # False after a restore, when the service has lost its process
         self.ot_known = np.zeros(lanes, np.bool_)
         self.obs = np.zeros((lanes, N * 4), np.float32)
         self._view = self.obs.reshape(cells, 4)
-        # Of this step:
+        # Events of this step:
         self._placed = np.full(lanes, -1)  # [B] the cell where blue has just placed a decoy
         self._found = np.zeros(0, np.int64)  # cells in which blue's analysis has found malware
         self._touched = [np.zeros(0, np.int64)]  # cells that show activity
@@ -59,7 +62,7 @@ class Networks:
         self.begin(np.arange(lanes))
 
     def begin(self, lanes: NDArray) -> None:
-        """New games in these lanes."""
+        """Start new games in these lanes."""
         cells = self._cells(lanes)
         for name in _PER_HOST:
             getattr(self, name)[cells] = 0
@@ -71,9 +74,9 @@ class Networks:
         self.ot_up[lanes] = self.ot_stoppable[lanes] = True
         self.ot_known[lanes] = False
 
-    def copies(self, lanes: NDArray) -> Networks:
-        """Copies of these games, each as often as its lane is listed."""
-        others, cells = Networks(len(lanes)), self._cells(lanes)
+    def copies(self, lanes: NDArray) -> NetworkStates:
+        """Copy these games. A lane that is listed twice is copied twice."""
+        others, cells = NetworkStates(len(lanes)), self._cells(lanes)
         for name in _PER_HOST:
             getattr(others, name)[:] = getattr(self, name)[cells]
         for name in _PER_GAME:
@@ -85,7 +88,7 @@ class Networks:
         return np.asarray((self._base[lanes, None] + np.arange(N)).ravel())
 
     def among(self, sets: NDArray) -> NDArray:
-        """[B, 13] whether each host is in its game's set."""
+        """Return [B, 13] whether each host is in its game's set."""
         return np.asarray((sets[:, None] & s2.BIT) != 0)
 
     @property
@@ -95,11 +98,11 @@ class Networks:
 
     @property
     def sessions(self) -> NDArray:
-        """[B, 13] how many red has."""
+        """[B, 13] the number of red's sessions."""
         return (self.root + self.seen + self.unseen).reshape(self.lanes, N)
 
     def blue(self, action: NDArray) -> NDArray:
-        """Blue acts; returns [B] the success that blue sees."""
+        """Apply blue's actions and return [B] the success that blue sees."""
         verb, cell = s2.VERB_OF[action], self._base + s2.HOST_OF[action]
         success = np.where(verb == s2.SLEEP, UNKNOWN, SUCCESS)
         self._placed[:] = -1
@@ -143,15 +146,15 @@ class Networks:
         return np.asarray(fits)
 
     def red(self, kind: NDArray, target: NDArray, exploit: NDArray, notice: NDArray) -> tuple[NDArray, NDArray]:
-        """Red acts after blue; returns [B] whether it succeeds, and whether a scan or sweep found anything.
+        """Apply red's actions after blue's. Returns [B] whether they succeed, and whether a scan or sweep found anything.
 
-        [B] random numbers in [0, 1): `exploit` chooses an exploit; `notice` decides whether a new session is seen, or which
-        session is escalated.
+        `exploit` and `notice` are [B] random numbers in [0, 1). The first chooses an exploit; the second decides whether blue
+        sees a new session, or which session is escalated.
         """
         success = np.zeros(self.lanes, np.bool_)
         shown = np.ones(self.lanes, np.bool_)
-        traces = Traces(self.lanes)
-        way = (self.held & s2.GATEWAYS) != 0  # into the Operational subnet
+        traces = ActionTraces(self.lanes)
+        way = (self.held & s2.GATEWAYS) != 0  # whether red can reach the Operational subnet
         if (lanes := np.flatnonzero(kind == SWEEP)).size:
             members = s2.MEMBERS[target[lanes]]
             success[lanes] = reached = way[lanes] | (members != s2.OPERATIONAL)
@@ -172,25 +175,26 @@ class Networks:
             lanes = lanes[((self.held[lanes] & s2.BIT[s2.OP_SERVER]) != 0) & self.ot_known[lanes]]
             self.ot_up[lanes] &= ~self.ot_stoppable[lanes]
             success[lanes] = True
-        self._traces, self._target = traces, target
+        self._traces = traces
+        self._target = target
         return success, shown
 
     def _reachable(self, lanes: NDArray, target: NDArray, way: NDArray) -> NDArray:
         return np.asarray(way[lanes] | ((s2.BIT[target[lanes]] & s2.OPERATIONAL) == 0))
 
-    def _scan(self, lanes: NDArray, host: NDArray, traces: Traces) -> None:
+    def _scan(self, lanes: NDArray, host: NDArray, traces: ActionTraces) -> None:
         cells = self._base[lanes] + host
         self.ports[cells] = s2.OPEN[host] | self.decoy_ports[cells]
         self.scanned[lanes] |= s2.BIT[host]
         traces.scanned[lanes] = 1
 
-    def _exploit(self, lanes: NDArray, host: NDArray, draws: tuple[NDArray, NDArray], traces: Traces) -> NDArray:
+    def _exploit(self, lanes: NDArray, host: NDArray, draws: tuple[NDArray, NDArray], traces: ActionTraces) -> NDArray:
         cells = self._base[lanes] + host
         exploit = choose_exploit(self.ports[cells], draws[0])
         gain = s2.GAINS[host, exploit]
         brute, trapped = exploit == s2.BRUTE_FORCE, (self.decoy_ports[cells] >> exploit & 1).astype(np.bool_)
         landed = (gain != s2.NOTHING) & (gain != s2.REFUSED)
-        # What blue sees: one connection, two if a decoy answered, many for a brute force.
+        # Blue sees one connection, two if a decoy answered, and many for a brute force attack.
         there = (gain != s2.NOTHING) | trapped
         attempts = np.where(brute, BRUTE_ATTEMPTS + landed, 1 + ((gain == s2.NOTHING) & trapped))
         noticed = landed & ~brute & (draws[1] < NOTICED)
@@ -224,12 +228,12 @@ class Networks:
         self.ot_known[lanes] |= host == s2.OP_SERVER
 
     def reward(self) -> NDArray:
-        """[B] float64, to the tenth."""
+        """Return [B] the reward as float64, a multiple of 0.1."""
         tenths = s2.COST[self.rooted] + s2.DOWN_COST * ~self.ot_up + s2.RESTORE_COST * self._restored
         return np.asarray(tenths / -10.0)
 
     def observe(self, green: NDArray | None = None) -> NDArray:
-        """[B, 52] what blue sees after a step; green [B]: the host that green has scanned, -1 none. The array is reused."""
+        """Return [B, 52] what blue sees after a step. green [B] is the host that green has scanned, or -1. Reuses its array."""
         for cells in self._touched:
             self._view[cells, :2] = 0.0
         traces, cell = self._traces, self._base + self._target
@@ -239,23 +243,29 @@ class Networks:
         self._believe(self._found, np.full(len(self._found), AS_ROOT))
         return self.obs
 
-    def _show_green(self, green: NDArray, cell: NDArray, traces: Traces) -> NDArray:
-        """Green's scans; if red acted on the same host, blue sees one event."""
+    def _show_green(self, green: NDArray, cell: NDArray, traces: ActionTraces) -> NDArray:
+        """Show green's scans. If red acted on the same host, blue sees a single event."""
         lanes = np.flatnonzero(green >= 0)
         cells = self._base[lanes] + green[lanes]
         both = (cells == cell[lanes]) & (traces.entries[lanes] + traces.scanned[lanes] > 0)
-        mixed = Traces(self.lanes)
+        mixed = ActionTraces(self.lanes)
         for name in ("port", "entries", "noticed", "scanned"):
             getattr(mixed, name)[lanes[both]] = getattr(traces, name)[lanes[both]]
         mixed.scanned[lanes] += 1
         self._view[cells[both], :2] = 0.0
         return self._show(lanes, cells, mixed)
 
-    def _show(self, lanes: NDArray, cells: NDArray, traces: Traces) -> NDArray:
-        """Write the activity that these traces show; returns the cells with activity."""
-        entries, scans, noticed = traces.entries[lanes], traces.scanned[lanes], traces.noticed[lanes]
+    def _show(self, lanes: NDArray, cells: NDArray, traces: ActionTraces) -> NDArray:
+        """Write the activity that these traces show, and return the cells with activity."""
+        entries = traces.entries[lanes]
+        scans = traces.scanned[lanes]
+        noticed = traces.noticed[lanes]
         seen = np.flatnonzero(entries + scans > 0)
-        lanes, cells, entries, scans, noticed = lanes[seen], cells[seen], entries[seen], scans[seen], noticed[seen]
+        lanes = lanes[seen]
+        cells = cells[seen]
+        entries = entries[seen]
+        scans = scans[seen]
+        noticed = noticed[seen]
         host, placed = cells % N, self._placed[lanes] == cells
         new_ports = s2.PORT_SIZE[self.decoy_ports[cells] & ~s2.OPEN[host]]
         port = traces.port[lanes]
@@ -276,18 +286,18 @@ class Networks:
         self._view[cells, 2:] = BELIEF[belief]
 
 
-class Traces:
-    """[B] what blue can see of red's action on its target."""
+class ActionTraces:
+    """The traces of red's action that blue can see on the target, [B] each."""
 
     def __init__(self, lanes: int) -> None:
         self.scanned = np.zeros(lanes, np.int64)  # scans of all open ports
-        self.port = np.full(lanes, -1)  # which of PORTS was tried; -1 none
+        self.port = np.full(lanes, -1)  # index in PORTS of the exploited port; -1: none
         self.entries = np.zeros(lanes, np.int64)  # connections that an exploit made
         self.noticed = np.zeros(lanes, np.bool_)
 
 
 def choose_exploit(ports: NDArray, chance: NDArray) -> NDArray:
-    """[B] the exploit that red chooses from the open ports it knows: the most promising, or one of the others."""
+    """Return [B] the exploit that red chooses for the open ports it knows: the most promising one, or one of the others."""
     ports = np.where(ports & _WEB == 0, ports & ~np.uint8(1 << s2.SQL), ports)
     top = s2.TOP[ports]
     others = ports & ~(1 << top).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""The evaluation protocol of CAGE Challenge 2, and published scores: 30, 50 and 100 steps against each red agent."""
+"""The evaluation protocol of CAGE Challenge 2 (30, 50 and 100 steps against each red agent) and published scores."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 SEED = 153
 LENGTHS = (30, 50, 100)
 THIS = "this run"
-ATTACKERS = RED_AGENTS[:2]  # the third does nothing
-SIMPLE_EPISODES = 500  # of each simple defender
-OLDER = "older code"  # before two fixes of August 2022, which changed the scores of the same agents
+ATTACKERS = RED_AGENTS[:2]  # the third agent does nothing
+SIMPLE_EPISODES = 500  # episodes of each simple defender
+OLDER = "older code"  # the code before two fixes in August 2022, which changed the scores of the same agents
 
-#: Means over 1000 episodes by author and code: B_lineAgent at 30, 50 and 100 steps, RedMeanderAgent, the total.
+#: Means over 1000 episodes by author and code: three lengths against B_lineAgent, three against RedMeanderAgent, the total.
 PUBLISHED: Mapping[tuple[str, str], tuple[float, ...]] = {
     ("CardiffUni, 1st", OLDER): (-3.47, -6.41, -13.76, -5.64, -8.69, -16.6, -54.57),
     ("Keeping it RL, 2nd", OLDER): (-3.48, -5.85, -11.39, -6.47, -10.33, -19.38, -56.9),
@@ -51,8 +51,8 @@ PUBLISHED: Mapping[tuple[str, str], tuple[float, ...]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
-    """Episodes of one length against one red agent."""
+class ScoreCell:
+    """The episodes of one length against one red agent."""
 
     steps: int
     red_agent: str
@@ -64,22 +64,22 @@ class Cell:
 
     @property
     def spread(self) -> float:
-        """Standard deviation as the challenge computes it; 0 for a single episode."""
+        """The standard deviation as the challenge computes it; 0 for a single episode."""
         return statistics.stdev(self.returns) if len(self.returns) > 1 else 0.0
 
 
 @dataclass(frozen=True)
-class Board:
-    """All cells in the order of play."""
+class ScoreBoard:
+    """All cells of the table in the order of play."""
 
-    cells: tuple[Cell, ...]
+    cells: tuple[ScoreCell, ...]
     episodes: int
     seed: int
     simulator: str = ""
 
     @property
     def total(self) -> float:
-        """The sum of all means, by which the leader board ranks."""
+        """The sum of all means; the leader board ranks by it."""
         return sum(cell.mean for cell in self.cells)
 
     def to_json(self) -> dict[str, Any]:
@@ -89,9 +89,9 @@ class Board:
 
 
 def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[str, Any], Table]:
-    """Evaluate a run: what official.json holds, and a table with the published scores."""
+    """Evaluate a run. Returns the contents of official.json and a table with the published scores."""
 
-    def show(cell: Cell) -> None:
+    def show(cell: ScoreCell) -> None:
         text = f"{cell.red_agent:16} {cell.steps:3} steps: mean {cell.mean:8.2f}, standard deviation {cell.spread:7.2f}"
         Terminal().print(text, soft_wrap=True)
 
@@ -100,10 +100,10 @@ def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[
 
 
 def evaluate(
-    config: Config, actor: Actor, episodes: int, seed: int = SEED, show: Callable[[Cell], object] = str
-) -> Board:
-    """The challenge's own script with this policy, greedy: one random stream for everything that is built, reset and stepped."""
-    stream, cells = GlobalRandom(seed), list[Cell]()
+    config: Config, actor: Actor, episodes: int, seed: int = SEED, show: Callable[[ScoreCell], object] = str
+) -> ScoreBoard:
+    """Play the challenge's evaluation script with the greedy policy. As in the script, one random stream serves all envs."""
+    stream, cells = GlobalRandom(seed), list[ScoreCell]()
     gc.freeze()
     try:
         for steps in LENGTHS:
@@ -111,24 +111,24 @@ def evaluate(
                 with closing(_opened(on_simulator(config, red_agent, steps, stream), stream)) as env:
                     env.set_context(config.run.contexts)
                     returns = _returns(env, actor, episodes, steps)
-                cells.append(Cell(steps, red_agent, returns))
+                cells.append(ScoreCell(steps, red_agent, returns))
                 show(cells[-1])
     finally:
         gc.unfreeze()
-    return Board(tuple(cells), episodes, seed, cyborg.package().name)
+    return ScoreBoard(tuple(cells), episodes, seed, cyborg.package().name)
 
 
 def on_simulator(config: Config, red_agent: str, steps: int, stream: GlobalRandom) -> GymConfig:
-    """The environment of the run on the real simulator, as the protocol prescribes it."""
+    """Return the environment of the run on the real simulator, as the protocol prescribes."""
     if not isinstance(config.env, GymConfig) or not family.serves(config.env.id):
         raise UsageError(f"--official is for runs on {family.REAL} or {family.FAST}, not {config.env.name}")
-    kept = {name: value for name, value in config.env.args.items() if name != "green"}  # which sleeps in the challenge
+    kept = {name: value for name, value in config.env.args.items() if name != "green"}  # green sleeps in the challenge
     args = {**kept, "red_agent": red_agent, "stream": stream}
     return family.real(replace(config.env, args=args, max_episode_steps=steps, measures=()))
 
 
 def _opened(world: GymConfig, stream: GlobalRandom) -> GymLoop:
-    """A loop of one lane. It resets once to find the spaces; the protocol does not, so the stream is set back."""
+    """Open a loop of one lane. It resets once to find the spaces. The protocol does not, so the stream is restored."""
     env = world.open(0)
     kept = stream.state
     loop = GymLoop([env], world.name, range(1))
@@ -137,7 +137,7 @@ def _opened(world: GymConfig, stream: GlobalRandom) -> GymLoop:
 
 
 def _returns(env: GymLoop, actor: Actor, episodes: int, steps: int) -> tuple[float, ...]:
-    """The returns of episodes played one after another; the last is followed by a reset like the others."""
+    """Play episodes and return their returns. A reset follows every episode, including the last one."""
     rng, returns = generator(SEED, "greedy"), list[float]()
     obs: NDArray = env.reset([evaluation_episodes(SEED, 0, 1)])
     for _ in range(episodes):
@@ -149,15 +149,15 @@ def _returns(env: GymLoop, actor: Actor, episodes: int, steps: int) -> tuple[flo
     return tuple(returns)
 
 
-def comparison(board: Board) -> Sequence[tuple[str, tuple[float, ...]]]:
-    """Authors (* on older code) and their scores: six means and the total, the best total first."""
+def comparison(board: ScoreBoard) -> Sequence[tuple[str, tuple[float, ...]]]:
+    """Return the authors (* for older code) with their scores: six means and the total. The best total comes first."""
     ours = (*(cell.mean for red in ATTACKERS for cell in board.cells if cell.red_agent == red), board.total)
     theirs = [(who + "*" * (code == OLDER), scores) for (who, code), scores in PUBLISHED.items()]
     return sorted([(THIS, ours), *theirs], key=lambda row: -row[1][-1])
 
 
-def leader_board(board: Board) -> Table:
-    """This run among the published scores."""
+def leader_board(board: ScoreBoard) -> Table:
+    """Return a table of this run and the published scores."""
     table = Table(box=None, padding=(0, 1, 0, 0), caption=f"published: 1000 episodes each; * on {OLDER}")
     table.add_column("steps", no_wrap=True)
     for red in ATTACKERS:
@@ -170,8 +170,8 @@ def leader_board(board: Board) -> Table:
 
 
 def comparison_table(config: Config, mean: float) -> Table:
-    """The mean return of a run among those of simple defenders, measured now, and of published ones."""
-    assert isinstance(config.env, GymConfig), "the fast environment is one"
+    """Return a table of a run's mean return, simple defenders that are measured now, and published scores."""
+    assert isinstance(config.env, GymConfig), "the fast environment has this type of config"
     red, steps = str(config.env.args["red_agent"]), config.env.max_episode_steps or STEPS
     scores = [(mean, THIS)]
     for name, who in DEFENDERS.items():
@@ -187,7 +187,7 @@ def comparison_table(config: Config, mean: float) -> Table:
 
 
 def _simple_returns(name: str, red_agent: str, steps: int, episodes: int) -> NDArray:
-    """[episodes] the returns of a defender on the fast environment."""
+    """Return [episodes] the returns of a defender on the fast environment."""
     games, blue = Cage2Vector(episodes, red_agent, steps), defender(name, episodes)
     obs, _ = games.reset(seed=0)
     blue.begin(np.ones(episodes, np.bool_))

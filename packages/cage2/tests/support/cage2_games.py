@@ -1,4 +1,4 @@
-"""Games of CAGE Challenge 2 as arrays, what happened in them counted, and simple defenders playing them on the real simulator."""
+"""Games of CAGE Challenge 2 as arrays, counts of their events, and simple defenders that play them on the real simulator."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Record: TypeAlias = dict[str, NDArray]
 
 @dataclass(frozen=True)
 class Games:
-    """N episodes of T steps. What has T + 1 entries begins with the state after the reset."""
+    """N episodes of T steps. Arrays with T + 1 entries begin with the state after the reset."""
 
     seed: NDArray  # [N]
     obs: NDArray  # [N, T + 1, 52] of zeros and ones
@@ -38,8 +38,8 @@ class Games:
     red_success: NDArray  # [N, T] 0 no, 1 yes, 2 not known
     blue_success: NDArray  # [N, T]
     access: NDArray  # [N, T + 1, 13] 0 none, 1 user, 2 root or SYSTEM
-    decoys: NDArray  # [N, T + 1, 13] how many
-    otservice: NDArray  # [N, T + 1] it runs
+    decoys: NDArray  # [N, T + 1, 13] number of decoys
+    otservice: NDArray  # [N, T + 1] whether OTService runs
 
 
 def joined(parts: Sequence[Games]) -> Games:
@@ -47,7 +47,7 @@ def joined(parts: Sequence[Games]) -> Games:
 
 
 def record(games: Games) -> Record:
-    """What is kept of games: rewards in tenths, events counted by episode, and how often red held what after each step."""
+    """Summarise games: rewards in tenths, counts of events per episode, and how often red held each host after each step."""
     after = games.obs[:, 1:].reshape(*games.action.shape, len(HOSTS), 4) > 0  # [N, T, 13, 4]
     active, exploited, first, second = np.moveaxis(after, -1, 0)
     access, host_counts = games.access[:, 1:], functools.partial(np.sum, axis=1, dtype=np.uint16)
@@ -71,7 +71,7 @@ def record(games: Games) -> Record:
 
 
 def _by_kind(kind: NDArray, success: NDArray, kinds: int) -> NDArray:
-    """[N, 2 × kinds] how often each was tried, and how often it worked."""
+    """Return [N, 2 × kinds] how often each kind was tried and how often it succeeded."""
     each = kind[:, :, None] == np.arange(kinds)  # [N, T, kinds]
     counted = [each.sum(axis=1), (each & (success == 1)[:, :, None]).sum(axis=1)]
     return np.concatenate(counted, axis=1).astype(np.uint16)
@@ -87,12 +87,12 @@ def stored(defender_name: str, red: str) -> Path:
 class Truth(NamedTuple):
     """The true state after a step or a reset, which blue does not see, and the success of the last actions."""
 
-    red_action: str  # with the name of its host or subnet
+    red_action: str  # includes the name of its host or subnet
     red_success: int  # 0 no, 1 yes, 2 not known
     blue_success: int
-    access: NDArray  # [13] int8: red has 0 nothing, 1 a user's session, 2 root's or SYSTEM's
-    decoys: NDArray  # [13] int8: how many there are
-    otservice: bool  # whether it runs
+    access: NDArray  # [13] int8: 0 no session of red, 1 as a user, 2 as root or SYSTEM
+    decoys: NDArray  # [13] int8: number of decoys
+    otservice: bool  # whether OTService runs
 
 
 def truth(env: Scenario2) -> Truth:
@@ -105,7 +105,7 @@ def truth(env: Scenario2) -> Truth:
     otservice = any(process.name == "OTService" for process in processes[PLACE["Op_Server0"]])
     acted = ("", 2, 2)  # before the first step
     if env._steps:
-        # The innermost of these wrappers knows whether blue's action worked.
+        # The innermost wrapper knows whether blue's action succeeded.
         successes = env._controller.observation["Red"].data["success"], env._game.env.env.env.success
         red, blue = ({"FALSE": 0, "TRUE": 1}.get(success.name, 2) for success in successes)
         acted = _red_action(env._controller), red, blue
@@ -124,7 +124,7 @@ def _red_action(controller: Any) -> str:
 
 @functools.cache
 def _world(red: str) -> Scenario2:
-    """One a process; what has been loaded by then is no business of the garbage collector's any more."""
+    """Create one environment per process, and exclude everything loaded so far from garbage collection."""
     env = Scenario2(red, max_episode_steps=STEPS)
     env.reset(seed=0)
     gc.collect()
@@ -133,7 +133,7 @@ def _world(red: str) -> Scenario2:
 
 
 def play_real(defender_name: str, red: str, seeds: Sequence[int]) -> Games:
-    """An episode a seed, which the defender draws from as well if it draws at all."""
+    """Play one episode for each seed. A random defender draws from the same seed."""
     return joined([_play(defender_name, red, seed) for seed in seeds])
 
 

@@ -1,4 +1,4 @@
-"""Recorded games of the official simulator, replayed through our own network and red agents: how many steps come out exactly."""
+"""Replay recorded games of the official simulator with our network and red agents, and count the steps that agree exactly."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 
 from freewheel.core import NDArray
 from freewheel.errors import SetupError
-from freewheel_cage2.agents import Bline, Meander
-from freewheel_cage2.network import ESCALATE, EXPLOIT, NOTICED, PREFERENCE, UNKNOWN, Networks
+from freewheel_cage2.agents import BlineAgent, MeanderAgent
+from freewheel_cage2.network import ESCALATE, EXPLOIT, NOTICED, PREFERENCE, UNKNOWN, NetworkStates
 from freewheel_cage2.scenario import BIT, HOSTS, RED_KINDS, SUBNETS, N
 
-#: Random numbers for all possible outcomes: every exploit, noticed or not; either kind of session.
+#: Random numbers that lead to all possible outcomes: every exploit, noticed or not, and both kinds of session.
 _EXPLOITS = [0.0, *(PREFERENCE + (1.0 - PREFERENCE) * (k + 0.5) / 14 for k in range(14))]  # there are at most 7 others
 _NOTICES = [NOTICED / 2, (1.0 + NOTICED) / 2]
 _EITHER = [0.0, 1.0 - 2.0**-32]
@@ -23,17 +23,17 @@ _EITHER = [0.0, 1.0 - 2.0**-32]
 
 @dataclass(frozen=True)
 class Replay:
-    """How well our network reproduces a recording."""
+    """The result of a replay: how well our network reproduces the recording."""
 
     steps: int
     exact: int  # steps whose observation, reward, outcomes and true state were reproduced
     foreseen: int  # steps in which our red agent could have done what red did
-    difference: str = ""  # the first one
+    difference: str = ""  # the first difference
 
 
 def replay(path: Path) -> Replay:
-    """Replay all games of a recording. It does not contain the exploits that red chose nor what was noticed, so all possibilities
-    are followed, and those that differ from the recorded step are dropped: a step is exact if at least one is left."""
+    """Replay all games of a recording. The recording does not contain red's exploits or what blue noticed, so the replay follows
+    all possibilities and drops those that differ from the recorded step. A step is exact if at least one possibility is left."""
     with np.load(path, allow_pickle=False) as file:
         record = {name: file[name] for name in file.files}
     games, steps = record["action"].shape
@@ -57,13 +57,13 @@ def replay(path: Path) -> Replay:
 class _After:
     """A replayed step."""
 
-    nets: Networks  # all that agree with the recording so far
+    nets: NetworkStates  # all states that agree with the recording so far
     shown: bool  # whether red's scan found anything
-    wrong: str = ""  # if none agrees: what differs
+    wrong: str = ""  # what differs, if no state agrees
 
 
 def _follow(record: Mapping[str, NDArray], game: int, reds: list[tuple[int, int]]) -> Iterator[_After]:
-    nets = Networks(1)
+    nets = NetworkStates(1)
     if unlike := [name for name, same in _agreement(record, (game, 0), nets).items() if not same.all()]:
         yield _After(nets, False, f"already before it: {', '.join(unlike)}")
         return
@@ -99,8 +99,8 @@ def _draws(kind: int) -> tuple[NDArray, NDArray]:
     return pairs[:, 0], pairs[:, 1]
 
 
-def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: Networks) -> dict[str, NDArray]:
-    """[B] by quantity: whether each network agrees with the recording at this (game, index)."""
+def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: NetworkStates) -> dict[str, NDArray]:
+    """Return for each quantity [B] whether each network agrees with the recording at this (game, index)."""
     ours = {
         "obs": nets.obs,
         "true_red_access": nets.access,
@@ -114,15 +114,15 @@ def _agreement(record: Mapping[str, NDArray], at: tuple[int, int], nets: Network
     return {name: (values == record[name][at]).all(axis=1) for name, values in ours.items()}
 
 
-def _different(nets: Networks, lanes: NDArray) -> Networks:
-    """Without duplicates: networks with the same future count as one."""
+def _different(nets: NetworkStates, lanes: NDArray) -> NetworkStates:
+    """Remove duplicates. Networks with the same future count as one."""
     cells = [counts.reshape(-1, N)[lanes] for counts in (nets.root, nets.seen, nets.unseen, nets.ports)]
     _, first = np.unique(np.concatenate(cells, axis=1), axis=0, return_index=True)
     return nets.copies(lanes[first])
 
 
 def _red_action(name: str) -> tuple[int, int]:
-    """Its kind and target."""
+    """Return the kind and the target of an action."""
     kind, _, target = name.partition(" ")
     if kind not in RED_KINDS:
         raise SetupError(f"the recording knows an action of red's that we do not: {name}")
@@ -135,14 +135,14 @@ class _Oracle:
     """Our red agent, which receives the recorded outcomes."""
 
     def __init__(self, agent: str) -> None:
-        entries = len(Bline.ENTRY)
-        self._agent, self._meander, self._bline = agent, Meander(1), Bline(entries)
+        entries = len(BlineAgent.ENTRY)
+        self._agent, self._meander, self._bline = agent, MeanderAgent(1), BlineAgent(entries)
         self._bline.begin(np.arange(entries), np.arange(entries) / entries)
-        self._entered = np.ones(entries, np.bool_)  # hosts through which it may have entered
-        self._success, self._shown, self._nets = False, True, Networks(1)
+        self._entered = np.ones(entries, np.bool_)  # hosts through which red may have entered
+        self._success, self._shown, self._nets = False, True, NetworkStates(1)
 
     def foresaw(self, kind: int, target: int) -> bool:
-        """Whether it could take this action now."""
+        """Return whether red could take this action now."""
         if self._agent == "SleepAgent":
             return kind == 0
         if self._agent == "RedMeanderAgent":

@@ -1,4 +1,4 @@
-"""The real simulator with a will of its own, so that its episodes do not depend on the policy that plays them."""
+"""The real simulator with scripted blue actions, so that its episodes do not depend on the policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = 12
 
 
 class Scripted(Scenario2):
-    """Whatever it is told, blue does what the episode's seed says; the last info says whether torch is about."""
+    """Blue ignores its actions and does what the episode's seed determines. The last info says whether torch is loaded."""
 
     def __init__(self, red_agent: str = "mixture") -> None:
         super().__init__(red_agent, STEPS)
@@ -31,6 +31,6 @@ class Scripted(Scenario2):
 
 
 def script(seed: int) -> list[int]:
-    """What blue does in the episode of this seed."""
+    """Return blue's actions in the episode of this seed."""
     actions: list[int] = generator(seed, "script").integers(len(ACTIONS), size=STEPS).tolist()
     return actions

@@ -1,4 +1,4 @@
-"""Tables on disk, as tests read them."""
+"""Read tables on disk for tests."""
 
 from __future__ import annotations
 

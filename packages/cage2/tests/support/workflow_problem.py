@@ -6,16 +6,16 @@ import math
 
 from freewheel.seeding import generator
 from freewheel_cage2.workflow.envs import ORDERS, Order, distance
-from freewheel_cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, run
+from freewheel_cage2.workflow.search import Proposal, SearchRules, Strategy, TrialOutcome, WorkflowSearch, run
 
 SLOPE, FALL = 3.0, 0.03  # cost of a pair in the wrong order: in return, in compliance
 THRESHOLD = 0.85  # allows an order five pairs away from the easiest one
-EPISODES = 100  # of a trial
+EPISODES = 100  # episodes of a trial
 NOISE, SLIPS = 30.0, 0.2  # deviation of an episode's return and compliance
 
 
 class Problem:
-    """Return falls with the distance from a hidden order, compliance with that from another; drawn by the seed."""
+    """The return falls with the distance from a hidden order, and compliance with that from another. The seed draws both."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -23,29 +23,29 @@ class Problem:
         self._returns = {order: -SLOPE * distance(order, best) for order in ORDERS}
         self._compliance = {order: 1.0 - FALL * distance(order, easiest) for order in ORDERS}
 
-    def trial(self, proposal: Proposal) -> Outcome:
-        """Means over the episodes, as a run would report them; the same for the same trial of the same problem."""
+    def trial(self, proposal: Proposal) -> TrialOutcome:
+        """Return means over the episodes as a run would report them. Equal trials of equal problems have equal means."""
         order = proposal.order
         assert order is not None, "this world is about orders"
         noise = generator(self._seed, "trial", proposal.number, *order).standard_normal(2)
         noise /= math.sqrt(proposal.episodes)
         compliance = min(1.0, max(0.0, self._compliance[order] + SLIPS * noise[1]))
-        return Outcome(self._returns[order] + NOISE * noise[0], 0.0, compliance, proposal.episodes, "episodes", "")
+        return TrialOutcome(self._returns[order] + NOISE * noise[0], 0.0, compliance, proposal.episodes, "episodes", "")
 
     def feasible(self, order: Order) -> bool:
         return self._compliance[order] >= THRESHOLD
 
     def regret(self, order: Order) -> float:
-        """How much worse it is than the best compliant order; one that is not compliant counts as the worst."""
+        """Return how much worse an order is than the best compliant one. An order that is not compliant counts as the worst."""
         top = max(value for order, value in self._returns.items() if self.feasible(order))
         return top - (self._returns[order] if self.feasible(order) else min(self._returns.values()))
 
 
 def regrets(strategy: Strategy, seed: int, trials: int) -> list[tuple[int, float]]:
-    """After each trial: the episodes used so far, and the regret of the best order so far."""
+    """Return for each trial the episodes used so far and the regret of the best order so far."""
     problem = Problem(seed)
-    rules = Rules(strategy, trials * EPISODES, EPISODES, EPISODES, THRESHOLD, fixed_episodes=True, seed=seed)
-    search = Search(rules)
+    rules = SearchRules(strategy, trials * EPISODES, EPISODES, EPISODES, THRESHOLD, fixed_episodes=True, seed=seed)
+    search = WorkflowSearch(rules)
     found: list[tuple[int, float]] = []
 
     def note() -> None:

@@ -1,4 +1,4 @@
-"""Worlds under a workflow: what they show, what they reward, and that every way to play them says the same."""
+"""Environments under a workflow: their observations and rewards, which are the same in every way of playing them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIXING = np.array([number for number, name in enumerate(ACTIONS) if name.split()
 
 
 class Referee:
-    """Judges one episode as the definition says, from nothing but the actions and where red was before each."""
+    """Judges one episode by the definition, from the actions and red's hosts before each action."""
 
     def __init__(self, order: envs.Order, compromised: NDArray) -> None:
         self._order, self._compromised = order, compromised.copy()
@@ -32,7 +32,7 @@ class Referee:
         self.env_return = 0.0
 
     def see(self, action: int, reward: float, compromised: NDArray) -> float:
-        """The alignment reward that is due."""
+        """Return the expected alignment reward."""
         before = self.hits / max(self.fixes, 1)
         verb, _, host = ACTIONS[action].partition(" ")
         if verb in ("Remove", "Restore"):
@@ -47,7 +47,7 @@ class Referee:
 
 
 def actions_of(seed: int, steps: int = 100) -> NDArray:
-    """Half of them fixes."""
+    """Return random actions; half of them are fixes."""
     rng = np.random.default_rng(seed)
     return np.where(rng.random(steps) < 0.5, rng.choice(FIXING, steps), rng.integers(len(ACTIONS), size=steps))
 
@@ -75,7 +75,7 @@ def play(env: gymnasium.Env[Any, Any], seed: int, order: envs.Order) -> tuple[li
     ],
 )
 def test_an_episode_is_judged_as_by_hand(make: Any) -> None:
-    """Two in a row: nothing of the first is left in the second."""
+    """Play two episodes in a row; the first does not affect the second."""
     env = make()
     for seed, order in ((5, ORDER), (6, ORDER[::-1])):
         rewards, info, referee = play(env, seed, order)
@@ -124,23 +124,23 @@ def streams(*lanes: int) -> list[Any]:
     return [training_episodes(9, lane) for lane in lanes]
 
 
-def test_a_lane_is_told_the_order_that_its_episodes_seed_picks() -> None:
+def test_the_seed_of_an_episode_chooses_its_order() -> None:
     env = envs.WorkflowVector(3)
     seen, _ = env.reset(options={"seeds": streams(0, 1, 2), "contexts": TABLE})
-    told = [drawn(TABLE, stream.seed(0)) for stream in streams(0, 1, 2)]
-    np.testing.assert_array_equal(seen["context"], told)
+    expected = [drawn(TABLE, stream.seed(0)) for stream in streams(0, 1, 2)]
+    np.testing.assert_array_equal(seen["context"], expected)
     mask = np.array([True, False, True])
     seen, _ = env.reset(options={"reset_mask": mask, "contexts": TABLE})
     again = [drawn(TABLE, stream.seed(int(k))) for stream, k in zip(streams(0, 1, 2), mask, strict=True)]
     np.testing.assert_array_equal(seen["context"], again)
-    assert len({tuple(row) for row in [*told, *again]}) > 1
+    assert len({tuple(row) for row in [*expected, *again]}) > 1
     seen, _ = env.reset(options={"reset_mask": np.ones(3, np.bool_), "contexts": TABLE[:1]})  # another table
     np.testing.assert_array_equal(seen["context"], np.repeat(TABLE[:1], 3, axis=0))
     env.close()
 
 
 def rollout(lanes: Sequence[int], episodes: int = 3) -> list[list[tuple[float, ...]]]:
-    """What each lane's episodes report, by lane."""
+    """Return what the episodes of each lane report."""
     env = envs.WorkflowVector(len(lanes), max_episode_steps=40)
     env.reset(options={"seeds": streams(*lanes), "contexts": TABLE})
     reports: list[list[tuple[float, ...]]] = [[] for _ in lanes]
@@ -158,7 +158,7 @@ def rollout(lanes: Sequence[int], episodes: int = 3) -> list[list[tuple[float, .
     return reports
 
 
-def test_a_lane_is_the_same_whoever_is_played_beside_it_and_rewards_add_up() -> None:
+def test_lanes_are_independent_and_rewards_add_up() -> None:
     together, alone = rollout([0, 1, 2, 3]), [rollout([lane])[0] for lane in range(4)]
     np.testing.assert_allclose(together, alone)
     for report in together:
@@ -168,7 +168,7 @@ def test_a_lane_is_the_same_whoever_is_played_beside_it_and_rewards_add_up() -> 
             assert fixes > 0
 
 
-def test_a_lane_that_begins_anew_leaves_the_one_beside_it_alone() -> None:
+def test_a_reset_lane_does_not_affect_its_neighbour() -> None:
     env, table = envs.WorkflowVector(2, max_episode_steps=40), np.stack([actions_of(0, 40), actions_of(100, 40)])
     env.reset(options={"seeds": streams(0, 1), "contexts": TABLE})
     total = 0.0

@@ -1,4 +1,4 @@
-"""Orders as numbers and words, and compliance with them."""
+"""Orders as numbers and as text, and compliance with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freewheel_cage2.workflow import envs
 from freewheel_cage2.workflow.envs import ORDERS, TYPES, distance, encode, parse, precedence, ranks, spelt
 
 
-def test_there_are_120_orders_and_each_has_numbers_of_its_own() -> None:
+def test_there_are_120_orders_with_different_encodings() -> None:
     assert len(ORDERS) == len(set(ORDERS)) == 120
     numbers = {tuple(encode(order).tolist()) for order in ORDERS}
     assert len(numbers) == 120
@@ -55,7 +55,7 @@ def test_orders_can_be_spelt_and_six_have_names() -> None:
     assert [parse(spelt(order)) for order in ORDERS] == list(ORDERS)
     assert parse("outside-in") == envs.CANONICAL["outside-in"]
     for text in ("", "user-user-defender-op_host-op_server", "user-enterprise"):
-        with pytest.raises(UsageError, match="is no order of the host types"):
+        with pytest.raises(UsageError, match="is not an order of the host types"):
             parse(text)
 
 
@@ -73,7 +73,7 @@ def act(name: str) -> NDArray:
 
 
 def played(steps: list[tuple[set[str], str]], order: tuple[str, ...] = ORDER) -> tuple[envs.Compliance, list[float]]:
-    """Actions, each in a world where red is on these hosts; the rewards for them."""
+    """Return the rewards of actions, each taken while red is on the given hosts."""
     compliance = envs.Compliance(1, LAMBDA)
     compliance.begin(np.ones(1, np.bool_), encode(order)[None], taken(*steps[0][0]))
     after = [*(hosts for hosts, _ in steps[1:]), set[str]()]
@@ -117,7 +117,7 @@ def test_a_new_episode_forgets_and_leaves_the_others_alone() -> None:
     compliance.begin(np.array([False, True]), orders, now)
     assert (compliance.hits.tolist(), compliance.fixes.tolist()) == ([1, 0], [1, 0])
     rewards = compliance.judge(np.array([ACTIONS.index("Remove User2"), ACTIONS.index("Remove Op_Host2")]), both)
-    assert compliance.share.tolist() == [1.0, 1.0]  # lane 0 is still where User1 is taken
+    assert compliance.share.tolist() == [1.0, 1.0]  # in lane 0 User1 is still taken
     assert rewards.tolist() == [0.0, LAMBDA]
 
 

@@ -1,1 +1,1 @@
-"""A quadrotor over rough terrain, thousands at once on one device."""
+"""An environment of quadrotors over rough terrain, with thousands of them on one device."""

@@ -1,4 +1,4 @@
-"""A drone that explores rough terrain between pillars on its way to a goal: many at once, in torch, on any device."""
+"""An environment of drones that explore rough terrain with pillars on the way to a goal. It runs in torch on any device."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from freewheel.learn.mbpo.task import MODEL_STATE
 from freewheel_drone import quadrotor as quad
 from freewheel_drone.model import DroneModel
 from freewheel_drone.quadrotor import Control, Quadrotor, heading, length
-from freewheel_drone.render import Camera, Moment
-from freewheel_drone.task import DISTANCE, GOAL, LAST, LOAD, SEEN, START, WIND, DroneConfig, DroneTask, Lanes
+from freewheel_drone.render import Camera, FlightFrame
+from freewheel_drone.task import DISTANCE, GOAL, LAST, LOAD, SEEN, START, WIND, DroneConfig, DroneStates, DroneTask
 from freewheel_drone.terrain import Terrain, grow
 
 Obs: TypeAlias = dict[str, Tensor]
@@ -30,23 +30,23 @@ MEASURES = ("success", "crashed", "coverage", "goal_distance", "level")
 
 
 class RoughDrone(gymnasium.Env[Obs, Tensor]):
-    """Reach the goal through the forest without touching ground or pillars, and see much of the tile on the way.
+    """Drones must reach a goal without touching ground or pillars, and see much of the tile on the way.
 
-    It has the contract of Isaac Lab: one Env of `num_envs` lanes, torch tensors on `device` in and out, and a lane whose
-    episode ends begins the next in the same step. Observations, rewards, flags, final observations and `extras` are the same
-    objects at every step, overwritten by the next. An action that is not a number is a crash.
+    The environment follows the contract of Isaac Lab: one Env has `num_envs` lanes, actions and results are torch tensors on
+    `device`, and a lane whose episode ends begins the next one in the same step. Observations, rewards, flags, final observations
+    and `extras` are the same objects at every step, and the next step overwrites them. An action that is not a number is a crash.
 
-    `policy` observes (all of the order of 1): velocity, angular velocity and gravity in the body; height above ground; the
-    goal in the heading frame and its distance; the last action; the height scan; the lidar. `critic` observes the same but for
-    the lidar, and what only the world knows: wind, the ground's normal, load, level, time left, distance to the nearest
-    pillar, progress, coverage, and the next pillars one by one. With cfg.model_state, `model_state` is everything that decides
-    what happens next, and `model_task` says what a model of the world has to learn (see model.py).
+    The group `policy` contains, scaled to the order of 1: velocity, angular velocity and gravity in the body frame; height above
+    ground; the goal in the heading frame and its distance; the last action; the height scan; the lidar. The group `critic` has no
+    lidar, but adds what only the simulator knows: wind, the ground's normal, load, level, time left, distance to the nearest
+    pillar, progress, coverage, and each of the nearest pillars. With cfg.model_state, the group `model_state` contains the
+    complete state, and `model_task` describes what a model of the world must learn (see model.py).
 
-    extras["measures"] has a float a lane, read where an episode has just ended: success, crashed, coverage (share of the tile
-    that was seen), goal_distance and level.
+    extras["measures"] has a float for each lane, which is valid when an episode has just ended: success, crashed, coverage (share
+    of the tile that was seen), goal_distance and level.
 
-    A step has fixed shapes, does not wait for the device, draws only from `generator` and keeps its state in the tensors that
-    `state_tensors` lists, so a CUDA graph can hold it.
+    A step has fixed shapes, does not wait for the device, draws only from `generator`, and keeps its state in the tensors that
+    `state_tensors` lists. A CUDA graph can therefore capture it.
     """
 
     metadata = {  # noqa: RUF012 - as gymnasium declares it
@@ -67,14 +67,15 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         **options: Any,
     ) -> None:
         self.cfg = _configured(cfg or DroneConfig(), options)
-        self.num_envs, self.device = num_envs, str(device)
+        self.num_envs = num_envs
+        self.device = str(device)
         self.step_dt = self.cfg.step_dt
         self.max_episode_length = self.cfg.episode_steps
         self.generator = torch.Generator(device).manual_seed(seed)
         tiles = grow(self.cfg, seed)
         self.terrain = Terrain(self.cfg, tiles, device)
         self.render_mode, self._camera = render_mode, Camera(self.cfg, tiles) if render_mode else None
-        if self._camera:  # which copies from the device at every step
+        if self._camera:  # the camera copies from the device at every step
             self.metadata = {**self.metadata, "capturable": False}
         self.task = DroneTask(self.cfg, self.terrain, device)
         self.model_task = DroneModel(self.task) if self.cfg.model_state else None
@@ -89,12 +90,16 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(lanes, *shape, dtype=dtype, device=self.device)
 
-        self._body, self._task = zeros(quad.STATE), zeros(LAST.start + cfg.action_size)
-        self._level, self._tile = zeros(dtype=torch.int32), zeros(dtype=torch.int32)
+        self._body = zeros(quad.STATE)
+        self._task = zeros(LAST.start + cfg.action_size)
+        self._level = zeros(dtype=torch.int32)
+        self._tile = zeros(dtype=torch.int32)
         self._length = zeros(dtype=torch.int64)
         self._seen = zeros(self.task.cells, self.task.cells, dtype=torch.bool)
-        self._lanes = Lanes(self._body, self._task, self._level, self._tile, self._length, self._seen)
-        self._reward, self._terminated, self._truncated = zeros(), zeros(dtype=torch.bool), zeros(dtype=torch.bool)
+        self._lanes = DroneStates(self._body, self._task, self._level, self._tile, self._length, self._seen)
+        self._reward = zeros()
+        self._terminated = zeros(dtype=torch.bool)
+        self._truncated = zeros(dtype=torch.bool)
         self._measures = torch.zeros(len(MEASURES), lanes, device=self.device)
         self._obs = {name: torch.cat(parts, 1) for name, parts in self._sense().items()}
         self._final = {name: obs.clone() for name, obs in self._obs.items()} if cfg.compute_final_obs else {}
@@ -111,7 +116,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
 
     @property
     def episode_length_buf(self) -> Tensor:
-        """[N] steps of each lane's episode so far; what is assigned is copied into it."""
+        """[N] steps of each lane's episode so far. An assignment copies its values into this tensor."""
         return self._length
 
     @episode_length_buf.setter
@@ -119,13 +124,13 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         self._length.copy_(value)
 
     def state_tensors(self) -> list[Tensor]:
-        """Every tensor that a step changes."""
+        """Return every tensor that a step changes."""
         answers = [self._reward, self._terminated, self._truncated, self._measures]
         return [*self._lanes, *answers, *self._obs.values(), *self._final.values()]
 
     @torch.no_grad()
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Obs, dict[str, Any]]:
-        """Reset all lanes to the first level; a seed makes everything after it repeatable."""
+        """Reset all lanes to the first level. With a seed, everything that follows is repeatable."""
         if seed is not None:
             self.generator.manual_seed(seed)
         self._level.fill_(self.cfg.level)
@@ -157,13 +162,13 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         return self._obs, self._reward, self._terminated, self._truncated, self.extras
 
     def render(self) -> NDArray | str | None:
-        """The episode of lane 0, up to its end in the last step if there was one: RGB [480, 960, 3], a map as text, or None."""
+        """Return the episode of lane 0 so far, including its end in the last step: RGB [480, 960, 3], a map as text, or None."""
         if self._camera is None:
             return None
         return self._camera.text() if self.render_mode == "ansi" else self._camera.picture()
 
-    def _moment(self) -> Moment:
-        """Lane 0 as it is now, copied from its device."""
+    def _moment(self) -> FlightFrame:
+        """Copy the present state of lane 0 from the device."""
 
         def plain(lanes: Tensor) -> NDArray:
             return to_numpy(lanes[0]).copy()
@@ -173,7 +178,7 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         lidar = self.terrain.look(self._tile[:1], body[:, quad.POSITION], yaw).lidar
         success, crashed, *_ = plain(self._measures.T)
         late = "late" if self._truncated[0] else ""
-        return Moment(
+        return FlightFrame(
             tile=int(self._tile[0]),
             goal=plain(self._task[:, GOAL]),
             seconds=length * self.step_dt,
@@ -186,8 +191,8 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
             outcome=("success" if success else "crashed" if crashed else late) if length else "",
         )
 
-    def _judge(self, after: Lanes, sane: Tensor) -> Tensor:
-        """Move on to the state just reached: its reward, flags and measures; which lanes are over [N]."""
+    def _judge(self, after: DroneStates, sane: Tensor) -> Tensor:
+        """Adopt the new state, write its reward, flags and measures, and return [N] whether each episode is over."""
         reward, there, safe = self.task.judge(self._lanes, after, sane)
         for here, new in zip(self._lanes, after, strict=True):
             here.copy_(new)
@@ -200,14 +205,14 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
         return self._terminated | self._truncated
 
     def _promote(self) -> None:
-        """Move lanes whose episode is over to another level."""
+        """Move the lanes whose episode is over to another level."""
         if self.cfg.curriculum:
             success, crashed, _, distance, _ = self._measures
             step = success - crashed * (distance > self._task[:, START][:, 0] / 2)
             self._level.copy_((self._level + step).clamp(0, self.cfg.levels - 1))
 
     def _renew(self, over: Tensor) -> None:
-        """Start a new episode in the lanes that are over [N]; random numbers are drawn for all lanes."""
+        """Start a new episode in the lanes that are over [N]. Random numbers are drawn for all lanes."""
         cfg = self.cfg
         draws = torch.rand(self.num_envs, 6, generator=self.generator, device=self.device)
         pairs = len(self.terrain.episodes) // (cfg.levels * cfg.tiles_per_level)
@@ -229,13 +234,13 @@ class RoughDrone(gymnasium.Env[Obs, Tensor]):
             torch.cat(parts, 1, out=out[name])
 
     def _sense(self) -> dict[str, list[Tensor]]:
-        """The columns of each group of the current observation."""
+        """Return the columns of each group of the current observation."""
         groups = self.task.sense(self._lanes)
         return groups if self.model_task is None else groups | {MODEL_STATE: self.model_task.state_of(self._lanes)}
 
 
 def _pick(share: Tensor, count: int) -> Tensor:
-    """A whole number below `count` from a random number in [0, 1)."""
+    """Return an integer below `count` for a random number in [0, 1)."""
     return (share * count).int().clamp(max=count - 1)
 
 

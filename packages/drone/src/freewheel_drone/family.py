@@ -1,4 +1,4 @@
-"""The drone as a world family."""
+"""The world family of the drone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ID = "freewheel/RoughDrone-v0"
 
 
 def _stand_in(name: str) -> tuple[str, str] | None:
-    """For the flying tasks of Isaac Lab."""
+    """Replace the flying tasks of Isaac Lab if Isaac Lab is not installed."""
     flies = batched.is_isaac_task(name) and ("drone" in name.lower() or "quadcopter" in name.lower())
     return (ID, f"{name} needs Isaac Lab, which is not installed") if flies and not batched.has_isaaclab() else None
 

@@ -1,6 +1,6 @@
-"""An episode of the drone as a picture: the tile from above, the way flown from the side, a few figures and a legend.
+"""Draw an episode of the drone: the tile from above, the flight from the side, a few figures and a legend.
 
-Everything here is numpy on plain data: the same episode makes the same picture, byte for byte, on every device.
+Everything here is numpy on plain data, so the same episode gives the same bytes on every device.
 """
 
 from __future__ import annotations
@@ -15,29 +15,47 @@ from freewheel.core import NDArray
 from freewheel_drone import canvas
 from freewheel_drone.canvas import Colour
 from freewheel_drone.task import DroneConfig
-from freewheel_drone.terrain import Tile
+from freewheel_drone.terrain import TerrainTile
 
-WIDTH, HEIGHT, EDGE = 960, 480, 12
-MAP = HEIGHT - 2 * EDGE  # pixels, both ways: the tile from above
-PLOT = 440, 240  # pixels: the way flown from the side
+WIDTH = 960
+HEIGHT = 480
+EDGE = 12
+MAP = HEIGHT - 2 * EDGE  # width and height in pixels of the tile from above
+PLOT = 440, 240  # size in pixels of the side view
 MAP_AT, PLOT_AT = (EDGE, EDGE), (WIDTH - EDGE - PLOT[0], 136)
 COLUMN = 92  # pixels from one figure to the next
-NEAR = 0.8  # m: pillars nearer to the way than this are seen from the side
+NEAR = 0.8  # m; the side view shows pillars that are nearer to the flight than this
 
-PAGE, RULE, INK, PALE = (20, 24, 32), (60, 66, 78), (238, 241, 245), (150, 160, 176)
-PATH, CASING, LIDAR, GOAL, CRASH = (255, 176, 32), (40, 26, 8), (64, 226, 255), (70, 222, 110), (255, 72, 72)
+PAGE = (20, 24, 32)
+RULE = (60, 66, 78)
+INK = (238, 241, 245)
+PALE = (150, 160, 176)
+PATH = (255, 176, 32)
+CASING = (40, 26, 8)
+LIDAR = (64, 226, 255)
+GOAL = (70, 222, 110)
+CRASH = (255, 72, 72)
 PILLAR, PILLAR_EDGE = (66, 50, 58), (150, 132, 138)
-#: Laid over what has not been seen on the map, and not been flown on the side.
-FOG, UNSEEN, AHEAD = (24, 30, 44), 0.55, 0.5
-#: Of the side view, from below: soil, the surface, the air, and where it is too high.
+#: A dark layer over unseen parts of the map, and over the rest of the way in the side view.
+FOG = (24, 30, 44)
+UNSEEN = 0.55
+AHEAD = 0.5
+#: Layers of the side view from below: the soil, the surface, the air, and the air that is too high.
 LAYERS: tuple[Colour, ...] = (120, 98, 74), (84, 128, 76), (200, 215, 228), (222, 160, 164)
-#: How much of a pillar is laid over them: none is near, one is beside the way, one is in the way.
+#: Opacity of a pillar over these layers: no pillar is near, one is next to the way, or one is in the way.
 PILLARS = 0.0, 0.4, 0.85
 #: Colours of the ground on the map, from the lowest to the highest point of a tile.
 LAND = np.array([(74, 118, 82), (128, 156, 96), (186, 178, 118), (200, 166, 122), (226, 212, 196)], np.float32)
-SUN, RELIEF = np.array([-0.6, 0.6, 0.9]), 1.6  # where the light comes from; slopes look so much steeper
-STEPS = 24  # of height and of light: few enough that files stay small
-LETTERS = {"goal": "G", "drone": "D", "path": "*", "pillar": "O", "seen": " ", "unseen": "."}  # of the map as text
+SUN, RELIEF = np.array([-0.6, 0.6, 0.9]), 1.6  # direction of the light; slopes look steeper by this factor
+STEPS = 24  # levels of height and of light; a small number keeps files small
+LETTERS = {
+    "goal": "G",
+    "drone": "D",
+    "path": "*",
+    "pillar": "O",
+    "seen": " ",
+    "unseen": ".",
+}  # letters of the map as text
 OUTCOMES: dict[str, tuple[str, Colour]] = {
     "": ("on its way", INK),
     "success": ("goal reached", GOAL),
@@ -47,8 +65,8 @@ OUTCOMES: dict[str, tuple[str, Colour]] = {
 
 
 @dataclass(frozen=True)
-class Moment:
-    """A drone at one time of an episode."""
+class FlightFrame:
+    """The state of a drone at one time of an episode."""
 
     tile: int
     goal: NDArray  # [3]
@@ -58,12 +76,12 @@ class Moment:
     yaw: NDArray  # [2] cosine and sine
     seen: NDArray  # [G, G] bool: cells of the map that have been seen, by y and x
     lidar: NDArray | None  # [channels, azimuths] distances
-    reward: float  # of the step that led here
-    outcome: str = ""  # of OUTCOMES
+    reward: float  # reward of the last step
+    outcome: str = ""  # a key of OUTCOMES
 
 
 def _profile() -> NDArray:
-    """[flown or ahead, PILLARS, LAYERS, 3] the colours of the side view; pillars stand on the ground."""
+    """Return the colours of the side view, [flown or ahead, PILLARS, LAYERS, 3]. Pillars stand on the ground."""
     stands = np.array([at > 1 for at in range(len(LAYERS))])
     colours = np.array([canvas.mix(np.array(LAYERS), PILLAR, share * stands) for share in PILLARS])
     return np.stack((colours, canvas.mix(colours, FOG, AHEAD)))
@@ -73,46 +91,50 @@ PROFILE = _profile()
 
 
 class Camera:
-    """Keeps the moments of one episode, and draws them when it is asked to."""
+    """Records one episode and draws it on request."""
 
-    def __init__(self, cfg: DroneConfig, tiles: Sequence[Tile]) -> None:
-        self._cfg, self._tiles = cfg, tiles
-        self.flight: list[Moment] = []
-        self._scene: Scene | None = None
+    def __init__(self, cfg: DroneConfig, tiles: Sequence[TerrainTile]) -> None:
+        self._cfg = cfg
+        self._tiles = tiles
+        self.flight: list[FlightFrame] = []
+        self._scene: TileScene | None = None
 
     @property
     def over(self) -> bool:
         return bool(self.flight[-1].outcome)
 
-    def begin(self, moment: Moment) -> None:
-        self.flight, self._scene = [moment], None
+    def begin(self, moment: FlightFrame) -> None:
+        self.flight = [moment]
+        self._scene = None
 
-    def add(self, moment: Moment) -> None:
+    def add(self, moment: FlightFrame) -> None:
         self.flight.append(moment)
 
     def picture(self) -> NDArray:
         start = self.flight[0]
-        self._scene = self._scene or Scene(self._cfg, self._tiles[start.tile], start.goal)
+        self._scene = self._scene or TileScene(self._cfg, self._tiles[start.tile], start.goal)
         return self._scene.draw(self.flight)
 
     def text(self) -> str:
         return as_text(self._cfg, self._tiles[self.flight[0].tile], self.flight)
 
 
-class Scene:
-    """What does not change during an episode: the ground, the pillars and the goal."""
+class TileScene:
+    """The parts of the picture that do not change during an episode: the ground, the pillars and the goal."""
 
-    def __init__(self, cfg: DroneConfig, tile: Tile, goal: NDArray) -> None:
-        self._cfg, self._tile, self._goal = cfg, tile, goal
-        self.scale = MAP / cfg.tile_size  # pixels a metre, on the map
+    def __init__(self, cfg: DroneConfig, tile: TerrainTile, goal: NDArray) -> None:
+        self._cfg = cfg
+        self._tile = tile
+        self._goal = goal
+        self.scale = MAP / cfg.tile_size  # pixels per metre on the map
         self._page = _page()
         self._bright = self._draw_land()
         self._dark = canvas.mix(self._bright, FOG, UNSEEN)
         low, high = float(tile.heights.min()), float(tile.heights.max())
         self._floor, self._roof = math.floor(low) - 0.5, math.ceil(high + cfg.max_height)  # m, of the side view
 
-    def draw(self, flight: Sequence[Moment]) -> NDArray:
-        """The picture [HEIGHT, WIDTH, 3] of an episode so far."""
+    def draw(self, flight: Sequence[FlightFrame]) -> NDArray:
+        """Return the picture [HEIGHT, WIDTH, 3] of an episode so far."""
         picture, side = self._page.copy(), self.side(flight)
         self._draw_map(_part(picture, MAP_AT, (MAP, MAP)), flight)
         plot = _part(picture, PLOT_AT, PLOT)
@@ -123,26 +145,28 @@ class Scene:
         return picture
 
     def on_map(self, points: NDArray) -> NDArray:
-        """Pixels [..., 2] on the map of points [..., 2 or 3]: x to the right, y upwards."""
+        """Return the pixels [..., 2] on the map of points [..., 2 or 3], with x to the right and y upwards."""
         return np.stack((points[..., 0], self._cfg.tile_size - points[..., 1]), -1) * self.scale
 
     def ground(self, spots: NDArray) -> NDArray:
-        """[N] heights at points [N, 2]."""
+        """Return the heights of the ground [N] at points [N, 2]."""
         across, along = (_weights(spots[:, axis], self._cfg.resolution, len(self._tile.heights)) for axis in range(2))
         heights: NDArray = ((along @ self._tile.heights) * across).sum(1)
         return heights
 
-    def side(self, flight: Sequence[Moment]) -> Side:
-        """The layout of the side view: the way flown, from there straight to the goal, and on to the edge."""
+    def side(self, flight: Sequence[FlightFrame]) -> SideView:
+        """Return the layout of the side view: the flight so far, the straight line to the goal, and its extension to the edge."""
         here, goal = flight[-1].position[:2], self._goal[:2]
         spots = np.array([*(moment.position[:2] for moment in flight), goal], np.float64)
         way = np.concatenate(((0,), np.cumsum(np.hypot(*np.diff(spots, axis=0).T))))
         span = 5.0 * math.ceil(max(1.2 * math.dist(spots[0], goal), way[-1] + 1) / 5)
         ahead = (goal - here) / max(math.dist(goal, here), 1e-6)
-        return Side(np.vstack((spots, goal + ahead * (span - way[-1]))), np.append(way, span), self._floor, self._roof)
+        return SideView(
+            np.vstack((spots, goal + ahead * (span - way[-1]))), np.append(way, span), self._floor, self._roof
+        )
 
     def _draw_land(self) -> NDArray:
-        """The map [MAP, MAP, 3] as it looks where it has been seen."""
+        """Draw the map [MAP, MAP, 3] as if all of it had been seen."""
         pixels = (np.arange(MAP) + 0.5) / self.scale
         weights = _weights(pixels, self._cfg.resolution, len(self._tile.heights))
         height, light = (weights[::-1] @ part @ weights.T for part in _relief(self._tile.heights, self._cfg.resolution))
@@ -157,7 +181,7 @@ class Scene:
             canvas.ring(land, middle, radius - 1, PILLAR_EDGE, 1.2)
         return land
 
-    def _draw_map(self, view: NDArray, flight: Sequence[Moment]) -> None:
+    def _draw_map(self, view: NDArray, flight: Sequence[FlightFrame]) -> None:
         now = flight[-1]
         cells = np.minimum(((np.arange(MAP) + 0.5) / self.scale).astype(int), len(now.seen) - 1)
         seen = now.seen[:, cells.repeat(3)][cells[::-1]].reshape(view.shape)
@@ -177,8 +201,8 @@ class Scene:
         canvas.write(view, (11, MAP - 25), "5 m", CASING)
         canvas.write(view, (10, MAP - 26), "5 m", INK)
 
-    def _draw_lidar(self, view: NDArray, now: Moment, lidar: NDArray) -> None:
-        """The most level channel as rays, and every echo as a dot."""
+    def _draw_lidar(self, view: NDArray, now: FlightFrame, lidar: NDArray) -> None:
+        """Draw the most horizontal channel as rays and every echo as a dot."""
         elevations = self._cfg.elevations
         turns = math.atan2(now.yaw[1], now.yaw[0]) + 2 * math.pi / lidar.shape[1] * np.arange(lidar.shape[1])
         ahead = np.stack((np.cos(turns), np.sin(turns)), -1)  # [azimuths, 2]
@@ -188,27 +212,29 @@ class Scene:
         echoes = ends[lidar < self._cfg.lidar_range - 1e-3]
         canvas.lines(view, echoes, echoes, LIDAR, 2.5, 0.9)
 
-    def _draw_profile(self, view: NDArray, side: Side) -> None:
-        """Ground, pillars near the way, and what is too high; what lies ahead is darker."""
+    def _draw_profile(self, view: NDArray, side: SideView) -> None:
+        """Draw the ground, the pillars near the way, and the air that is too high. The way ahead is darker."""
         width, height = PLOT
         along = (np.arange(width) + 0.5) / width * side.span
         spots = np.stack([np.interp(along, side.way, side.spots[:, axis]) for axis in range(2)], -1)
         ground, pillars = self.ground(spots), self._tile.pillars
-        away = np.linalg.norm(spots[:, None] - pillars[:, :2], axis=-1) - pillars[:, 2]  # from the surface of each
+        away = (
+            np.linalg.norm(spots[:, None] - pillars[:, :2], axis=-1) - pillars[:, 2]
+        )  # distances from the pillars' surfaces
         gap = away.min(1, initial=np.inf)
         pixel = (side.roof - side.floor) / height  # metres
         above = side.roof - (np.arange(height) + 0.5)[:, None] * pixel - ground  # [height, width] above ground
         limits = -1.5 * pixel, 1.5 * pixel, self._cfg.max_height
-        layer = np.add.reduce([above > limit for limit in limits], dtype=np.uint8)  # of LAYERS
-        pillar = (gap < NEAR).astype(np.uint8) + (gap < 0)  # of PILLARS
+        layer = np.add.reduce([above > limit for limit in limits], dtype=np.uint8)  # index in LAYERS
+        pillar = (gap < NEAR).astype(np.uint8) + (gap < 0)  # index in PILLARS
         np.copyto(view, PROFILE[(along > side.flown).astype(np.uint8), pillar, layer])
 
-    def _draw_flight(self, view: NDArray, side: Side, flight: Sequence[Moment]) -> None:
+    def _draw_flight(self, view: NDArray, side: SideView, flight: Sequence[FlightFrame]) -> None:
         now = flight[-1]
         goal, drone = side.pixel(side.way[-2], self._goal[2]), side.pixel(side.flown, now.position[2])
         canvas.ring(view, goal, 6, GOAL, 2)
         canvas.disc(view, goal, 3, GOAL)
-        if now.lidar is not None:  # the azimuth towards the goal
+        if now.lidar is not None:  # draw the azimuth towards the goal
             x, y, _ = self._goal - now.position
             share = (math.atan2(y, x) - math.atan2(now.yaw[1], now.yaw[0])) / (2 * math.pi)
             reach = now.lidar[:, round(share * now.lidar.shape[1]) % now.lidar.shape[1]]
@@ -221,7 +247,7 @@ class Scene:
         canvas.path(view, side.pixel(side.way[: len(flight)], heights), PATH, 2.5, CASING)
         _draw_dot(view, drone, 4, CRASH if now.outcome == "crashed" else INK)
 
-    def _draw_figures(self, picture: NDArray, flight: Sequence[Moment]) -> None:
+    def _draw_figures(self, picture: NDArray, flight: Sequence[FlightFrame]) -> None:
         now, left = flight[-1], PLOT_AT[0]
         text, colour = OUTCOMES[now.outcome]
         canvas.write(picture, (left, EDGE), text, colour, 3)
@@ -238,33 +264,33 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Side:
-    """The layout of the side view: metres along the way by metres of height."""
+class SideView:
+    """The layout of the side view, in metres along the way and metres of height."""
 
-    spots: NDArray  # [n + 2, 2] where the drone was, the goal, and beyond it the edge of the view
-    way: NDArray  # [n + 2] metres to each of them
+    spots: NDArray  # [n + 2, 2] positions of the drone, the goal, and the edge of the view beyond it
+    way: NDArray  # [n + 2] metres along the way to each of them
     floor: float
     roof: float
 
     @property
     def flown(self) -> float:
-        """Metres so far."""
+        """The length of the flight in metres."""
         return float(self.way[-3])
 
     @property
     def span(self) -> float:
-        """Metres of the whole width."""
+        """The whole width in metres."""
         return float(self.way[-1])
 
     def pixel(self, along: NDArray | float, height: NDArray | float) -> NDArray:
-        """[..., 2] in the plot."""
+        """Return the pixels [..., 2] in the plot."""
         x = np.asarray(along) / self.span * PLOT[0]
         y = (self.roof - np.asarray(height)) / (self.roof - self.floor) * PLOT[1]
         return np.stack(np.broadcast_arrays(x, y), -1)
 
 
-def as_text(cfg: DroneConfig, tile: Tile, flight: Sequence[Moment]) -> str:
-    """The tile from above in letters, two to a metre of width and one to a metre of height, and the figures in a line."""
+def as_text(cfg: DroneConfig, tile: TerrainTile, flight: Sequence[FlightFrame]) -> str:
+    """Return the tile from above as letters, two per metre of width and one per metre of height, with a line of figures."""
     now, size = flight[-1], cfg.tile_size
     rows, columns = len(now.seen), 2 * len(now.seen)
     y, x = np.mgrid[:rows, :columns] + 0.5
@@ -282,24 +308,24 @@ def as_text(cfg: DroneConfig, tile: Tile, flight: Sequence[Moment]) -> str:
     )
 
 
-def _return(flight: Sequence[Moment]) -> float:
+def _return(flight: Sequence[FlightFrame]) -> float:
     return math.fsum(moment.reward for moment in flight)
 
 
 def _part(picture: NDArray, corner: tuple[int, int], size: tuple[int, int]) -> NDArray:
-    """A view of a rectangle of the picture; what is drawn beyond its edges is cut off."""
+    """Return a view of a rectangle of the picture. Drawing is cut off at its edges."""
     return picture[corner[1] : corner[1] + size[1], corner[0] : corner[0] + size[0]]
 
 
 def _weights(metres: NDArray, resolution: float, points: int) -> NDArray:
-    """[N, points] what each of the points, so far apart, counts in linear interpolation."""
+    """Return [N, points] the weights of points at this distance from each other in linear interpolation."""
     where = np.clip(metres / resolution, 0, points - 1)
     weights: NDArray = np.maximum(0, 1 - np.abs(where[:, None] - np.arange(points)))
     return weights
 
 
 def _relief(heights: NDArray, resolution: float) -> tuple[NDArray, NDArray]:
-    """How high ground [R, C], by y and x, lies between the lowest and the highest point, and how much light falls on it."""
+    """Return the relative height of ground [R, C], by y and x, between its lowest and highest point, and the light on it."""
     low, high = float(heights.min()), float(heights.max())
     by_y, by_x = np.gradient(heights * RELIEF, resolution)
     normal = np.stack((-by_x, -by_y, np.ones_like(heights)), -1)
@@ -312,8 +338,8 @@ def _draw_dot(view: NDArray, middle: NDArray, radius: float, colour: Colour) -> 
     canvas.disc(view, middle, radius, colour)
 
 
-def _draw_drone(view: NDArray, middle: NDArray, now: Moment) -> None:
-    """Four rotors, the two at the nose in the colour of the path."""
+def _draw_drone(view: NDArray, middle: NDArray, now: FlightFrame) -> None:
+    """Draw four rotors. The two at the nose have the colour of the path."""
     ahead = np.array((now.yaw[0], -now.yaw[1]))
     left = np.array((ahead[1], -ahead[0]))
     arms = middle + 5.5 * np.array([ahead + left, ahead - left, -ahead - left, -ahead + left])
@@ -327,7 +353,7 @@ def _draw_drone(view: NDArray, middle: NDArray, now: Moment) -> None:
 
 
 def _page() -> NDArray:
-    """What is the same in every picture."""
+    """Draw the parts that are the same in every picture."""
     page, left = canvas.blank(WIDTH, HEIGHT, PAGE), PLOT_AT[0]
     canvas.box(page, (left, 50), (PLOT[0], 1), RULE)
     for place, name in enumerate(("time", "speed", "goal in", "return", "seen")):
@@ -349,7 +375,7 @@ def _page() -> NDArray:
     return page
 
 
-def _draw_axes(picture: NDArray, side: Side) -> None:
+def _draw_axes(picture: NDArray, side: SideView) -> None:
     (left, top), (width, height) = PLOT_AT, PLOT
     for metres in range(0, round(side.span) + 1, 5 if side.span <= 40 else 10):
         column, text = left + round(metres / side.span * (width - 1)), f"{metres} m" if metres else "0"

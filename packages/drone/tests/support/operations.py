@@ -1,4 +1,4 @@
-"""Whether a computation could be captured in a CUDA graph, as far as a CPU can tell."""
+"""Check on a CPU whether a computation could be captured in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operations(TorchDispatchMode):
-    """The operations that run, by name; it fails where one would wait for the device or have a shape that depends on data."""
+    """Records the names of operations. Fails if one would wait for the device or have a shape that depends on data."""
 
     waits = "_local_scalar_dense nonzero masked_select _unique2 equal is_nonzero lift_fresh unique_dim".split()  # noqa: SIM905
 

@@ -1,1 +1,1 @@
-"""Another engine: `--mode ray`, actors on a Ray cluster, and `train --federate`, sites that share no data."""
+"""Training on Ray: `--mode ray` collects with actors of a cluster, and `train --federate` trains at sites that share no data."""

@@ -1,4 +1,4 @@
-"""Mode ray: workers are actors of a Ray cluster, on this machine or on many; otherwise as `continuous` or `episodes`."""
+"""Mode ray: like `continuous` or `episodes`, but the workers are actors of a Ray cluster on one machine or on many."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from freewheel.transport.workers.wire import Size
 from freewheel_ray.actors.cluster import Cluster, cluster_cpus, require_ray
 from freewheel_ray.actors.wire import RayWire
 
-LONGEST = 64  # steps of a fragment, by default: each costs a call
-MAX_LAG = 2  # of fragments, by default
-LEAST_CPUS = 0.01  # of a worker whose env waits
+LONGEST = 64  # default maximum of steps in a fragment; each fragment costs a call
+MAX_LAG = 2  # default for fragments
+LEAST_CPUS = 0.01  # for a worker whose env mostly waits
 
 
 @dataclass(frozen=True)
 class RayConfig(WorkersConfig):
-    """Workers as actors of a Ray cluster; what they send and how old it may be is as in continuous, or in episodes."""
+    """Workers are actors of a Ray cluster. They send the same data as in mode continuous or episodes, with the same lag rules."""
 
     unit: Literal["fragments", "episodes"] | Auto = "auto"
-    """What the learner is given: fragments as they come, at most --max-lag versions old, or whole episodes as they end (auto:
+    """What the learner receives: fragments as they arrive, at most --max-lag versions old, or whole episodes when they end (auto:
     fragments, unless --episodes-per-update is given)."""
     collection_batch_size: Annotated[int | None, FRAGMENT] = None
-    """Steps of each env in a fragment, the part that an actor sends at once: each costs a call (default:
-    --num-steps-per-env, at most 64; of episodes 128)."""
+    """Steps of each env in a fragment, which an actor sends with one call (default: --num-steps-per-env, at most 64; 128 for
+    whole episodes)."""
     episodes_per_update: Annotated[int | None, Range(least=1, most=10**7)] = None
-    """Learn from this many whole episodes at a time (default: from --num-steps-per-env × envs rows)."""
+    """Learn from this many whole episodes at a time (default: as many as give --num-steps-per-env × envs rows)."""
     max_lag: Annotated[int | None, Range(least=0, most=10**6)] = None
-    """Updates that may lie between choosing an action and starting the update that learns from it: a hard bound (default: 2 for
-    fragments; for whole episodes the lag is corrected, not bounded)."""
+    """Upper bound on the updates between choosing an action and starting the update that learns from it (default: 2 for
+    fragments; with whole episodes the lag is corrected instead of bounded)."""
     patience: Annotated[float, POSITIVE] = 20.0
-    """Mean steps after which the learner no longer waits for a step; what comes too late is dropped and counted."""
+    """The learner stops waiting for a step after this many mean step times. Rows that arrive later are dropped and counted."""
     address: str | None = None
-    """Address of a running cluster, host:port, or auto for the one on this machine (default: a cluster of its own is started here
-    and ended with the run)."""
+    """Address of a running cluster as host:port, or auto for the one on this machine (default: the run starts a local cluster and
+    ends it afterwards)."""
     cpus_per_worker: Annotated[float | Auto, Range(least=0, most=10_000)] = "auto"
-    """CPUs that Ray sets aside for a worker; it does not get more workers onto a machine than these allow (auto: 1 if the env
-    computes, less if it waits, as measured)."""
+    """CPUs that Ray reserves for each worker, which limits the workers on a machine (auto: 1 if the env computes, less if it
+    waits, as measured)."""
     placement: Literal["spread", "pack"] = "spread"
-    """Spread workers evenly over the nodes of the cluster, or fill one node after the other."""
+    """spread: distribute workers evenly over the nodes of the cluster. pack: fill one node after the other."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +69,7 @@ class RayConfig(WorkersConfig):
         return self.cpus_per_worker == "auto" or super().needs_step_time
 
     def useful_workers(self, cost: EnvCost) -> int:
-        """As many as the cluster has CPUs for."""
+        """Return how many workers the CPUs of the cluster can serve."""
         if self.address is None:
             return super().useful_workers(cost)
         cpus = cluster_cpus(self.address)
@@ -86,7 +86,8 @@ class RayConfig(WorkersConfig):
     def chosen(self, cost: EnvCost) -> PlannedWorkers:
         require_ray()
         workers, each, lanes = self._given()
-        one = self.whole_episodes and each is None and (not workers or not lanes or workers == lanes)  # at a time
+        # Each worker plays one episode at a time, unless the numbers say otherwise.
+        one = self.whole_episodes and each is None and (not workers or not lanes or workers == lanes)
         return super(RayConfig, replace(self, envs_per_worker=1) if one else self).chosen(cost)
 
     def planned(self, cost: EnvCost) -> Self:
@@ -97,12 +98,12 @@ class RayConfig(WorkersConfig):
 
     @property
     def _bound(self) -> int:
-        """Of the lag of fragments."""
+        """The bound on the lag of fragments."""
         return MAX_LAG if self.max_lag is None else self.max_lag
 
     @property
     def _cpus_known(self) -> float:
-        """Of a worker; all of one until they are chosen."""
+        """The CPUs of a worker. It is a whole one until the number is chosen."""
         return 1.0 if self.cpus_per_worker == "auto" else self.cpus_per_worker
 
     def fragment_steps(self, batch: BatchSpec) -> int:
@@ -120,10 +121,10 @@ class RayConfig(WorkersConfig):
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         if spec.env.batched_on_device:
-            raise UsageError(f"{spec.env.name} steps all its lanes at once: use --mode continuous instead of ray")
+            raise UsageError(f"{spec.env.name} steps all its envs at once; use --mode continuous instead of ray")
         if spec.trace is not None:
             raise UsageError(
-                "--trace draws worker processes of this machine: leave it out, or use another mode than ray"
+                "--trace records only worker processes of this machine; leave it out, or use a mode other than ray"
             )
         require_ray()
         workers, steps = self.worker_count, self.fragment_steps(spec.batch)
@@ -140,7 +141,7 @@ class RayConfig(WorkersConfig):
         return WorkerPool(wire, AsTheyCome(), spec, self.patience)
 
 
-_SUMMARY = "workers are Ray actors, here or on a cluster (--address); as continuous, or as episodes"
+_SUMMARY = "workers are Ray actors, here or on a cluster (--address); otherwise like continuous or episodes"
 MODE = Mode(
     name="ray",
     config=RayConfig,

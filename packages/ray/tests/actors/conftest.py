@@ -1,4 +1,4 @@
-"""What connects a test's own process to Ray."""
+"""Fixtures for tests that connect their own process to Ray."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray replaces what a process does at a signal and at a breakpoint(), and does not put it back."""
+    """Restore the handlers of signals and of breakpoint(), which Ray replaces and does not restore."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setenv("PYTHONBREAKPOINT", os.environ.get("PYTHONBREAKPOINT", ""))
     yield

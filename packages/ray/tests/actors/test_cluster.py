@@ -1,4 +1,4 @@
-"""A local Ray cluster: loopback only, a token of its own, quiet, and nothing left of it however its driver ends."""
+"""A local Ray cluster uses only the loopback device, has a separate token, prints nothing, and always ends completely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOPBACK = {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
 class Pid:
-    """An actor that says who it is."""
+    """An actor that returns its process id."""
 
     def of(self) -> int:
         return os.getpid()

@@ -1,4 +1,4 @@
-"""Fragments on their way from Ray: each worker's in order, every row counted once, also where its data is lost."""
+"""The queue keeps each worker's fragments in order and counts every row once, even if its data is lost."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_the_first_rows_of_an_open_fragment_come_once_and_first(queue: FragmentQ
     assert part is not None
     assert (part.rows, queue.take_part(0), queue.account(0)) == (2, None, WorkerRows(2, 0, 0))
     queue.put_part(fragment(env, 0, 1, 3))
-    queue.put(fragment(env, 0, 1, 1))  # the rest came before the learner asked again
+    queue.put(fragment(env, 0, 1, 1))  # the remaining rows arrived before the learner asked again
     assert [one.rows for one in queue.take()] == [3, 1]
 
 
 def test_rows_may_be_changed(queue: FragmentQueue, env: EnvSpec) -> None:
-    """Ray's arrays may not."""
+    """Arrays from Ray are read-only."""
     came = fragment(env, 0, 1, 2)
     came.data.obs.flags.writeable = False
     queue.put(came)

@@ -1,1 +1,1 @@
-"""Trainings on a real cluster of three Ray nodes, which are killed, leave and join: `make test-cluster`."""
+"""Trainings on a real cluster of three Ray nodes that join, leave and are killed. `make test-cluster` runs them."""

@@ -1,4 +1,4 @@
-"""A training goes on while nodes of its cluster are killed, leave and join: every row is accounted for, every restart counted."""
+"""A training continues while nodes of its cluster join, leave and are killed. Every row and every restart is counted."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from packages.ray.tests.support.ray_nodes import Nodes
 from tests.support.trainers import wait_until
 
 WORKERS = 6
-NODES = (2, 2, 2)  # CPUs of each; the driver is on the first
-OWN_ADDRESS = ""  # of this machine, as `ray start` would take it
+NODES = (2, 2, 2)  # CPUs of each node; the driver is on the first
+OWN_ADDRESS = ""  # the address that `ray start` would choose for this machine
 END = 30.0  # seconds
 
 
@@ -44,7 +44,7 @@ def nodes() -> Iterator[Nodes]:
 
 
 def actors(nodes: Nodes) -> dict[str, int]:
-    """How many actors run on each node."""
+    """Return how many actors run on each node."""
     return {node: nodes.actors(node) for node in nodes.ids}
 
 
@@ -58,7 +58,7 @@ def end(one: Trainer) -> dict[str, Any]:
 
 
 def goes_on(one: Trainer, seconds: float = 40.0) -> None:
-    """It trains more rows than it had when this was called."""
+    """Wait until the run has trained more rows than now."""
     trained = one.rows()[-1]["trained"]
     wait_until(lambda: one.rows()[-1]["trained"] > trained, seconds, f"it stands still: {one.said()[-1000:]}")
 
@@ -85,18 +85,18 @@ def test_a_node_that_is_killed_costs_its_workers_only(nodes: Nodes, tmp_path: Pa
         )
         wait_until(lambda: restarts(one) >= 2, 60.0, "the loss is not seen")
         goes_on(one)
-        new = nodes.add(2)  # a machine in its place: the two that wait for room come back on it
+        new = nodes.add(2)  # a new machine; the two actors that wait for room start on it
         wait_until(all_on(nodes, nodes.ids[0], nodes.ids[2], new), 60.0, "workers do not come back")
         goes_on(one)
         summary = end(one)
-    # Without room elsewhere Ray may try the lost node again, until it knows that it is lost.
+    # Without room elsewhere Ray may try the lost node again until it notices the loss.
     assert summary["worker_restarts"] == one.said().count("is replaced") >= 2
     assert summary["workers_lost"] == 0
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(("number", "how"), [(2, signal.SIGKILL), (1, signal.SIGTERM)], ids=["killed", "taken away"])
-def test_workers_of_a_lost_node_come_back_where_there_is_room(
+def test_workers_of_a_lost_node_restart_where_there_is_room(
     nodes: Nodes, tmp_path: Path, number: int, how: signal.Signals
 ) -> None:
     with training(tmp_path, nodes, "--cpus-per-worker", "0.5") as one:
@@ -119,9 +119,9 @@ def test_a_cluster_that_grows_gets_the_workers_that_had_no_room(tmp_path: Path) 
         wait_until(all_on(nodes, *nodes.ids), 60.0, "the new node gets no workers")
         assert nodes.actors(new) == 3
         goes_on(one)
-        nodes.kill(new)  # and it shrinks again
+        nodes.kill(new)  # the cluster shrinks again
         wait_until(lambda: sum(actors(nodes).values()) == 3, 60.0, "actors outlive their node")
-        wait_until(lambda: restarts(one) >= 3, 60.0, "the loss is not seen")  # Ray needs some 15 s
+        wait_until(lambda: restarts(one) >= 3, 60.0, "the loss is not seen")  # Ray needs about 15 s
         goes_on(one)
         summary = end(one)
     assert summary["worker_restarts"] == one.said().count("is replaced") >= 3
@@ -137,7 +137,7 @@ def test_nothing_of_a_killed_driver_stays_on_the_nodes(nodes: Nodes, tmp_path: P
 
 
 @pytest.mark.timeout(200)
-def test_a_trainer_whose_own_raylet_dies_says_so_and_is_saved(nodes: Nodes, tmp_path: Path) -> None:
+def test_a_trainer_reports_the_loss_of_its_raylet_and_saves(nodes: Nodes, tmp_path: Path) -> None:
     with training(tmp_path, nodes) as one:
         wait_until(all_on(nodes, *nodes.ids), 40.0, "they do not start")
         goes_on(one)

@@ -1,4 +1,4 @@
-"""Averages and pooled statistics: closed forms, and what holds for any numbers."""
+"""Averages and pooled statistics agree with closed forms, and their properties hold for any numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_weights_count_by_rows_and_keep_their_type() -> None:
     mean = average(base, sites)
     assert mean["w"].tolist() == [2.0, 8.0]
     assert mean["w"].dtype == np.float32
-    # squares of the distances: 1 + 4 with 3/4 of the rows, 9 + 36 with 1/4; of the mean: 68
+    # The squared distances are 1 + 4 with 3/4 of the rows and 9 + 36 with 1/4; the squared norm of the mean is 68.
     assert distance(mean, sites) == pytest.approx(math.sqrt((0.75 * 5 + 0.25 * 45) / 68))
 
 
@@ -63,7 +63,7 @@ def test_statistics_of_sites_are_those_of_all_their_rows(seed: int, counts: list
     parts = [rng.normal(-1.0, 5.0, (count, 3)).astype(np.float32) for count in counts]
     base = {OBS_STATISTICS: statistics(before)}
     sites = []
-    for rows in parts:  # each goes on from the same base and hands over what it has seen since
+    for rows in parts:  # each continues from the same base and sends the statistics of its new rows
         moments = RunningMoments[NDArray](3)
         moments.restore(base[OBS_STATISTICS])
         moments.add(rows)
@@ -79,7 +79,7 @@ def test_statistics_count_for_no_more_rows_than_they_may() -> None:
     np.testing.assert_allclose((mean, square / 10), (rows.mean(0), rows.var(0)))
     assert found[OBS_STATISTICS][-1] == 10
     assert bounded({OBS_STATISTICS: same}, 40)[OBS_STATISTICS] is same
-    with pytest.raises(ValueError, match="are no statistics of rows"):
+    with pytest.raises(ValueError, match="does not hold statistics of rows"):
         bounded({OBS_STATISTICS: -same}, 40)
 
 

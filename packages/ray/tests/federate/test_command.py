@@ -1,4 +1,4 @@
-"""`freewheel train --federate` as a user runs it: interrupted in the middle, gone on with, and used like any other run."""
+"""`freewheel train --federate` as a user runs it: interrupted, resumed, and then used like any other run."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ OPTIONS = ["--num-envs", "4", "--num-steps-per-env", "32", "--steps", "6144", "-
 
 @pytest.mark.system
 @pytest.mark.timeout(180)
-def test_a_federation_is_interrupted_and_goes_on(
+def test_an_interrupted_federation_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = ["train", "CartPole-v1", "--federate", "12", "--sites", "2", "--run", "f", "--site-report", "returns"]
     command = [sys.executable, "-m", "freewheel", *words, *OPTIONS]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        told = []
+        lines = []
         for line in process.stdout:
-            told.append(line)
+            lines.append(line)
             if line.startswith("round 2 of 12"):
                 process.send_signal(signal.SIGINT)
-    assert process.returncode == 130, told
+    assert process.returncode == 130, lines
     path = tmp_path / "runs" / "f"
     first = json.loads((path / "summary.json").read_text())
     assert first["ended"] == "interrupted (SIGINT)"
     assert 2 <= first["rounds"] < 12
     for site in ("site-1", "site-2"):
         ended = json.loads((path / "sites" / site / "summary.json").read_text())
-        assert ended["exit_code"] in (0, 143), "in good order: it was told to end, or interrupted"
+        assert ended["exit_code"] in (0, 143), "it ended cleanly, or it was interrupted"
 
     monkeypatch.chdir(tmp_path)
     assert main(["resume", "f", "--steps", "5"]) == 2, "it has rounds"
@@ -57,7 +57,7 @@ def test_a_federation_is_interrupted_and_goes_on(
         assert "going on" in (path / "sites" / site / "messages.jsonl").read_text(), "with its optimiser and its rows"
         assert summary["sites"][site]["rounds"] == 12
     assert main(["resume", "f"]) == 0
-    assert "has nothing left to do: 12 of 12 rounds are done" in capfd.readouterr().out
+    assert "is complete: 12 of 12 rounds are done" in capfd.readouterr().out
     assert main(["eval", "f", "--episodes", "2"]) == 0
     assert freewheel.load(path).predict([0.0] * 4)[0] in (0, 1)
 

@@ -1,4 +1,4 @@
-"""The coordinator, byte by byte: sites that do not fit, send no numbers, fail, or are lost; what its rows and files say."""
+"""The coordinator with sites that do not fit, send invalid bytes, fail or are lost, and the contents of its rows and files."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ import pytest
 from freewheel.core import NDArray
 from freewheel.envs.spaces import layout_of
 from freewheel.errors import FreewheelError, SetupError
-from freewheel_ray.actors.attendants import Answer
+from freewheel_ray.actors.node_processes import ProcessReply
 from freewheel_ray.federate.coordinator import Coordinator, line
-from freewheel_ray.federate.frame import Frame, Kind, unpack
+from freewheel_ray.federate.message import Kind, SiteMessage, unpack
 from freewheel_ray.federate.options import FederateOptions
-from freewheel_ray.federate.rounds import Outcome
-from freewheel_ray.federate.sites import Site
+from freewheel_ray.federate.rounds import RoundResult
+from freewheel_ray.federate.site_config import SiteConfig
 
 BASE: dict[str, NDArray] = {"policy.w": np.ones(4, np.float32)}
-Reply = Callable[[Frame], "Frame | bytes | None"]  # to what a site is sent; None: it does not answer, b"": it is lost
+Reply = Callable[
+    [SiteMessage], "SiteMessage | bytes | None"
+]  # answers a message; None: the site does not answer, b"": it is lost
 
 
 class Line:
-    """Brings bytes to functions. Implements coordinator.Carrier."""
+    """Passes bytes to functions. Implements coordinator.SiteTransport."""
 
     def __init__(self, sites: dict[str, Reply]) -> None:
-        self.sites, self._came = sites, list[Answer]()
+        self.sites, self._came = sites, list[ProcessReply]()
         self.dropped: list[str] = []
 
     def ask(self, names: Sequence[str], data: bytes) -> None:
@@ -36,9 +38,9 @@ class Line:
             found = self.sites[name](unpack(data, "the coordinator", *kinds))
             if found is not None:
                 packed = found if isinstance(found, bytes) else found.pack()
-                self._came.append(Answer(name, packed, "" if packed else "its node is gone"))
+                self._came.append(ProcessReply(name, packed, "" if packed else "its node is gone"))
 
-    def answers(self, seconds: float) -> list[Answer]:
+    def answers(self, seconds: float) -> list[ProcessReply]:
         came, self._came = self._came, []
         return came
 
@@ -51,31 +53,31 @@ def spaces(columns: int) -> dict[str, Any]:
     return layout_of(box, gymnasium.spaces.Discrete(2)).to_json()
 
 
-def good(frame: Frame) -> Frame:
-    """Doubles what it is sent."""
+def good(frame: SiteMessage) -> SiteMessage:
+    """Double the weights of the message."""
     if frame.kind == "order":
-        return Frame("ready", {"spaces": spaces(3)}, BASE)
+        return SiteMessage("ready", {"spaces": spaces(3)}, BASE)
     return learned(10, {name: 2 * value for name, value in frame.arrays.items()}, frame.values["round"])
 
 
-def learned(rows: Any, arrays: dict[str, NDArray], number: int = 1) -> Frame:
-    return Frame("learned", {"round": number, "rows": rows}, arrays)
+def learned(rows: Any, arrays: dict[str, NDArray], number: int = 1) -> SiteMessage:
+    return SiteMessage("learned", {"round": number, "rows": rows}, arrays)
 
 
-def replaced(frame: Frame, **values: Any) -> Frame:
-    return Frame(frame.kind, {**frame.values, **values}, frame.arrays) if frame.kind == "learned" else frame
+def replaced(frame: SiteMessage, **values: Any) -> SiteMessage:
+    return SiteMessage(frame.kind, {**frame.values, **values}, frame.arrays) if frame.kind == "learned" else frame
 
 
 class Federation:
     def __init__(self, sites: dict[str, Reply], **options: Any) -> None:
         self.line, self.started = Line(sites), list[str]()
         chosen = FederateOptions(federate=10, **options)
-        self.coordinator = Coordinator([Site(name, (), 100) for name in sites], chosen, spaces(3), "sites")
+        self.coordinator = Coordinator([SiteConfig(name, (), 100) for name in sites], chosen, spaces(3), "sites")
 
     def join(self) -> None:
         self.coordinator.join(self.line, lambda: None, self.started.append)
 
-    def round(self) -> tuple[Outcome, dict[str, Any]]:
+    def round(self) -> tuple[RoundResult, dict[str, Any]]:
         outcome = self.coordinator.round(self.line, lambda: None, self.started.append)
         assert outcome is not None
         return outcome, self.coordinator.adopt(outcome)
@@ -96,8 +98,8 @@ def test_rounds_follow_one_another_from_the_average() -> None:
 
 
 def test_a_site_with_other_spaces_is_refused_before_the_first_round() -> None:
-    def other(frame: Frame) -> Frame:
-        return Frame("ready", {"spaces": spaces(5)}, BASE)
+    def other(frame: SiteMessage) -> SiteMessage:
+        return SiteMessage("ready", {"spaces": spaces(5)}, BASE)
 
     with pytest.raises(SetupError, match=r"^site b cannot take part: .* reads 'obs' Box\(-1.0, 1.0, \(3,\)[^\n]*$"):
         Federation({"a": good, "b": other}).join()
@@ -106,14 +108,14 @@ def test_a_site_with_other_spaces_is_refused_before_the_first_round() -> None:
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Frame("ready", {"spaces": {}}, BASE), "the spaces of b"),
-        (Frame("ready", {"spaces": spaces(3)}), "it has sent no weights"),
-        (Frame("ready", {"spaces": spaces(3)}, {"policy.w": np.ones(5, np.float32)}), "should be (4,) float32"),
-        (Frame("failed", {"problem": "unknown option --x"}), "unknown option --x"),
+        (SiteMessage("ready", {"spaces": {}}, BASE), "the spaces of b"),
+        (SiteMessage("ready", {"spaces": spaces(3)}), "it sent no weights"),
+        (SiteMessage("ready", {"spaces": spaces(3)}, {"policy.w": np.ones(5, np.float32)}), "should be (4,) float32"),
+        (SiteMessage("failed", {"problem": "unknown option --x"}), "unknown option --x"),
         (b"nonsense", "not JSON"),
     ],
 )
-def test_a_site_that_cannot_start_is_told_in_one_line(answer: Frame | bytes, said: str) -> None:
+def test_a_site_that_cannot_start_is_reported_in_one_line(answer: SiteMessage | bytes, said: str) -> None:
     with pytest.raises(SetupError, match="site b cannot take part") as caught:
         Federation({"a": good, "b": lambda _: answer}).join()
     assert said in str(caught.value)
@@ -127,16 +129,16 @@ def test_a_site_that_cannot_start_is_told_in_one_line(answer: Frame | bytes, sai
         (learned("many", BASE), "invalid", "rows of b should be"),
         (learned(-5, BASE), "empty", ""),
         (learned(10**18, BASE), "invalid",
-         "b claims 1,000,000,000,000,000,000 rows in a round, and has 100 for all of them"),
+         "b claims 1,000,000,000,000,000,000 rows in a round, but has only 100 steps for all rounds"),
         (b"\x80\x04K\x01.", "invalid", "not text"),
-        (Frame("failed", {"problem": "ZeroDivisionError"}), "lost", "its training has failed: ZeroDivisionError"),
+        (SiteMessage("failed", {"problem": "ZeroDivisionError"}), "lost", "its training failed: ZeroDivisionError"),
         (b"", "lost", "its node is gone"),
     ],
 )  # fmt: skip
 def test_what_a_site_sends_in_place_of_weights_is_skipped_and_counted(
-    answer: Frame | bytes, reason: str, said: str
+    answer: SiteMessage | bytes, reason: str, said: str
 ) -> None:
-    def bad(frame: Frame) -> Frame | bytes:
+    def bad(frame: SiteMessage) -> SiteMessage | bytes:
         first = frame.kind == "round" and frame.values["round"] == 1
         return answer if first else good(frame)
 
@@ -160,8 +162,8 @@ def test_a_site_counts_for_twice_its_round_at_most() -> None:
     assert row["rows"] == 10 + 20
 
 
-def test_sites_that_have_not_come_back_are_named() -> None:
-    def dies(frame: Frame) -> Frame | bytes | None:
+def test_sites_that_have_not_rejoined_are_named() -> None:
+    def dies(frame: SiteMessage) -> SiteMessage | bytes | None:
         return (good(frame) if federation.started.count("b") < 2 else None) if frame.kind == "order" else b""
 
     federation = Federation({"a": good, "b": dies})
@@ -171,12 +173,12 @@ def test_sites_that_have_not_come_back_are_named() -> None:
     federation.round()
     assert federation.started == ["a", "b", "b"]
     assert federation.coordinator.absent() == [
-        "b: it was lost, and had not come back when the last round ended (its node is gone)"
+        "b: it was lost, and had not answered again when the last round ended (its node is gone)"
     ]
 
 
 def test_no_site_left_ends_it_with_what_was_wrong() -> None:
-    def dies(frame: Frame) -> Frame | bytes:
+    def dies(frame: SiteMessage) -> SiteMessage | bytes:
         return good(frame) if frame.kind == "order" else b""
 
     federation = Federation({"a": dies}, site_restarts=1)
@@ -196,11 +198,11 @@ def test_too_few_answers_leave_the_average_as_it_was() -> None:
 
 
 def test_returns_are_taken_only_where_they_were_asked_for() -> None:
-    def tells(frame: Frame) -> Frame:
+    def tells(frame: SiteMessage) -> SiteMessage:
         found = good(frame)
-        return Frame(found.kind, {**found.values, "return": 7.5, "episodes": 4}, found.arrays)
+        return SiteMessage(found.kind, {**found.values, "return": 7.5, "episodes": 4}, found.arrays)
 
-    for report, told in (("nothing", None), ("returns", 7.5)):
+    for report, expected in (("nothing", None), ("returns", 7.5)):
         federation = Federation({"a": tells}, site_report=report)
         federation.join()
-        assert federation.round()[1].get("return_mean") == told
+        assert federation.round()[1].get("return_mean") == expected

@@ -1,4 +1,4 @@
-"""Who counts in a round: late, dead, twice, invalid, unequal, joining again; and what holds in any order of events."""
+"""Rounds with late, lost, repeated and invalid answers, and properties that hold for any order of events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from freewheel_ray.federate.rounds import FACTOR, LEAST, REASONS, Rounds, total_skipped
+from freewheel_ray.federate.rounds import FACTOR, LEAST, REASONS, FederationRounds, total_skipped
 
 
-def joined(*names: str, **options: int) -> Rounds:
-    rounds = Rounds(names, **options)
+def joined(*names: str, **options: int) -> FederationRounds:
+    rounds = FederationRounds(names, **options)
     for name in names:
         rounds.joined(name)
     return rounds
@@ -59,7 +59,7 @@ def test_what_cannot_be_averaged_is_skipped_and_the_site_is_asked_again(rows: in
     assert rounds.begin() == ["a", "b"]
 
 
-def test_a_lost_site_is_started_again_so_often_and_then_left_out() -> None:
+def test_a_lost_site_is_restarted_a_limited_number_of_times() -> None:
     rounds = joined("a", "b", restarts=1)
     for number, reason in ((1, "lost"), (2, "starting"), (3, "lost"), (4, "lost")):
         rounds.begin()

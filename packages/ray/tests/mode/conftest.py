@@ -1,4 +1,4 @@
-"""A Ray cluster for all tests of a module."""
+"""One Ray cluster for all tests of a module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from packages.ray.tests.support.clusters import shared_cluster
+from tests.collect.conftest import factory, policy, snapshot, spec  # noqa: F401 - fixtures
 from tests.plugins.leaks import ACTOR, command_of
 from tests.support.trainers import wait_until
 
@@ -20,6 +21,6 @@ def cluster() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def actors_end(leaves_nothing_behind: None) -> Iterator[None]:
-    """Ray kills actors in its own time, on a busy machine."""
+    """Wait until Ray has killed the actors, which can take time on a busy machine."""
     yield
     wait_until(lambda: not any(command_of(one).startswith(ACTOR) for one in psutil.Process().children(recursive=True)))

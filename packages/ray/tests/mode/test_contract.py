@@ -1,4 +1,4 @@
-"""Mode ray: the same promises as the local modes, over actors of a real cluster."""
+"""Mode ray keeps the contract of the local modes, with actors of a real cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freewheel.testing.conformance import check_collector
 from freewheel_ray.mode import RayConfig
 from tests.support.collectors import Weights, stop_and_continue, train_and_check
 
-# The learner waits for every step, however slow the machine is.
+# The learner waits for every step, even on a slow machine.
 USUAL = {"workers": 2, "envs_per_worker": 2, "num_envs": 4, "cpus_per_worker": 0.5, "patience": 1e6}
 
 

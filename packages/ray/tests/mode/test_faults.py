@@ -1,4 +1,4 @@
-"""Mode ray: actors that die, hang or fail, and envs that do, under the same audit as the local modes."""
+"""Mode ray with actors and envs that die, hang or fail, under the same audit as the local modes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACE = r"episode \d+, seed \d+, step \d+, last action [01]"
 
 
 def named(title: str) -> psutil.Process:
-    """The process of this title that the cluster has started."""
+    """Return the process with this title that the cluster has started."""
     (found,) = (one for one in psutil.Process().children(recursive=True) if command_of(one).startswith(title))
     return found
 
@@ -57,11 +57,11 @@ def test_actors_are_killed_again_and_again() -> None:
         assert max(on.witness.lags) <= on.max_lag
 
 
-def test_a_switchboard_that_is_killed_comes_back(tmp_path: Path) -> None:
+def test_a_killed_relay_is_restarted(tmp_path: Path) -> None:
     args = {"how": "hangs", "only": 1, "at": 4, "folder": tokens(tmp_path, 1)}
     with trial(world("Faulty"), "ray", workers=2, num_envs=2, env_args=args, step_timeout=4.0, **FRAGMENTS) as on:
         on.learn(1, LIMIT)
-        named("ray::Switchboard").kill()
+        named("ray::QuestionRelay").kill()
         on.run(lambda: bool(on.supervisor.losses), LIMIT)
         (loss,) = on.supervisor.losses
         assert re.fullmatch(r"did not return within 4 s from step 4 of .* \(lane 1 of .*Faulty\)", loss.reason)
@@ -114,7 +114,7 @@ def test_a_lane_that_fails_too_often_is_given_up() -> None:
 
 
 def test_a_worker_whose_only_lane_was_given_up_is_given_up() -> None:
-    """It is tried in three actors before the worker is given up."""
+    """Three actors try the env before the worker is given up."""
     args = {"how": "nan", "only": 1, "at": 4}
     with trial(world("Faulty"), "ray", workers=2, num_envs=2, env_args=args, **EPISODES) as on:
         on.run(lambda: on.supervisor.given_up == 1, LIMIT)
@@ -124,18 +124,18 @@ def test_a_worker_whose_only_lane_was_given_up_is_given_up() -> None:
 
 
 def test_a_slow_step_does_not_hold_up_the_others(tmp_path: Path) -> None:
-    """The learner goes on without it: its finished rows are learned from, the late one is dropped."""
+    """The learner continues: it uses the finished rows of the slow worker and drops the late one."""
     args = {"how": "hangs", "only": 1, "at": 5, "folder": tokens(tmp_path, 1)}
     with trial(world("Faulty"), "ray", workers=2, num_envs=2, env_args=args, **FRAGMENTS) as on:
         on.run(lambda: len(used_tokens(tmp_path)) == 1, LIMIT)
-        on.learn(10, LIMIT)  # and its time-out is half a minute
+        on.learn(10, LIMIT)  # the time limit of a step is half a minute
         assert on.supervisor.losses == []
         assert on.max_lag is not None
         assert max(on.witness.lags) <= on.max_lag
 
 
 def test_rows_that_are_stored_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fragments that are too large to come with the answer are fetched from the object store."""
+    """Fragments that are too large for a reply are fetched from the object store."""
     monkeypatch.setattr(RayWire, "inline", 0)
     with trial(world("Certified"), "ray", workers=2, num_envs=4, **FRAGMENTS) as on:
         on.learn(10, LIMIT)

@@ -1,4 +1,4 @@
-"""Mode ray: whole runs, with contexts, a replay buffer, a recorded schedule and a resume."""
+"""Complete runs in mode ray, with contexts, a replay buffer, a recorded schedule and a resume."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_actor_has_not_imported_torch(tmp_path: Path) -> None:
     assert (summary["ended"], summary["worker_restarts"]) == ("steps", 0)
 
 
-def test_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_is_resumed(tmp_path: Path) -> None:
     options = {"runs_dir": tmp_path, "run": "it", "ppo": {"epochs": 1}}
     first = freewheel.train("tests.support.faulty_worlds:Certified", **RAY | SMALL | options, steps=100).summary
     again = freewheel.resume(tmp_path / "it", steps=200, quiet=True).summary
@@ -68,7 +68,7 @@ def test_the_start_of_the_cluster_is_no_part_of_the_minutes(tmp_path: Path, monk
     enter = Driver.__enter__
 
     def slowly(self: Driver) -> Driver:
-        time.sleep(4.0)  # as on a busy machine
+        time.sleep(4.0)  # like a busy machine
         return enter(self)
 
     monkeypatch.setattr(Driver, "__enter__", slowly)
@@ -78,7 +78,7 @@ def test_the_start_of_the_cluster_is_no_part_of_the_minutes(tmp_path: Path, monk
 
 
 class Held:
-    """A handle that survives the way to another process, but not that to an actor."""
+    """An object that another local process can unpickle, but an actor cannot."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _found, ()
@@ -97,14 +97,14 @@ def test_an_environment_that_no_actor_can_load_fails_with_its_reason(tmp_path: P
         assert held
         return Certified()
 
-    reason = r"^the environment cannot be loaded in an actor of Ray \(there is no such handle here\)$"
+    reason = r"^the environment cannot be loaded in a Ray actor \(there is no such handle here\)$"
     with pytest.raises(SetupError, match=reason):
         freewheel.train(make, **RAY | SMALL, steps=64, runs_dir=tmp_path)
     (summary,) = tmp_path.glob("*/summary.json")
     assert json.loads(summary.read_text())["exit_code"] == 1
 
 
-def test_without_ray_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_one_line_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"^[^\n]*pip install [^\n]*freewheel-ray\[ray\][^\n]*$"):
         freewheel.train("tests.support.worlds:Never", **RAY | SMALL, steps=64, runs_dir=tmp_path)

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from freewheel_ray.actors import cluster, keeper
+from freewheel_ray.actors import cluster, local_cluster
 
 
 @contextmanager
 def shared_cluster() -> Iterator[None]:
-    """Runs of this process that are given no address use it while it is open."""
+    """While this context is open, runs of this process without an address use the same cluster."""
     with cluster._local(8, cluster.STORE[0]) as started:
 
         @contextmanager
-        def again(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
+        def again(cpus: int, store: int) -> Iterator[tuple[local_cluster.StartedCluster, int]]:
             yield started
 
         with mock.patch.object(cluster, "_local", again):

@@ -1,7 +1,7 @@
-"""A real Ray cluster of several nodes on this machine, as one would start it by hand: nodes join, are killed and leave.
+"""A real Ray cluster of several nodes on this machine, as a user would start it by hand. Nodes can join, leave and be killed.
 
-`python -m packages.ray.tests.support.ray_nodes HOST` is the process that starts the nodes;
-whatever happens, they end with its standard input.
+`python -m packages.ray.tests.support.ray_nodes HOST` is the process that starts the nodes.
+They always end when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from typing import Any, Self
 
 import psutil
 
-from freewheel_ray.actors import keeper
+from freewheel_ray.actors import local_cluster
 
 LOOPBACK = "127.0.0.1"
-LOST = 10.0  # seconds until a process that was killed has ended
-BYTES = 80 * 2**20  # of a node's object store
+LOST = 10.0  # seconds that a killed process has to end
+BYTES = 80 * 2**20  # size of a node's object store
 
 
 class Nodes:
-    """The first node is the head, and the one that drivers on this machine connect to."""
+    """Runs the nodes. The first one is the head, and drivers on this machine connect to it."""
 
     def __init__(self, *cpus: int, host: str = LOOPBACK) -> None:
         self.ids: list[str] = []  # in the order in which they were added
-        self._cpus, self._host = cpus, host
+        self._cpus = cpus
+        self._host = host
 
     def __enter__(self) -> Self:
         words = [sys.executable, "-m", "packages.ray.tests.support.ray_nodes", self._host]
@@ -39,7 +40,7 @@ class Nodes:
         self._process = subprocess.Popen(words, **pipes, text=True, start_new_session=True)
         try:
             self.folder: str = self._receive()["folder"]
-            self.environment = keeper.with_token(self.folder)  # of whoever is to connect
+            self.environment = local_cluster.with_token(self.folder)  # variables for programs that connect
             for cpus in self._cpus:
                 self.add(cpus)
         except BaseException:
@@ -51,18 +52,18 @@ class Nodes:
         self._process.communicate(timeout=30)
 
     def add(self, cpus: int) -> str:
-        """Let a node join; its id."""
+        """Let a node join and return its id."""
         answer = self._ask(add=cpus)
         self.address: str = answer["address"]
         self.ids.append(answer["id"])
         return self.ids[-1]
 
     def kill(self, node: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """What a machine that is lost does (SIGKILL), or one that is taken away by its provider (SIGTERM)."""
+        """Simulate a machine that is lost (SIGKILL) or that its provider takes away (SIGTERM)."""
         self._ask(kill=node, number=int(number))
 
     def actors(self, node: str) -> int:
-        """How many actors run on a node."""
+        """Return how many actors run on a node."""
         return int(self._ask(actors=node)["count"])
 
     def _ask(self, **words: Any) -> dict[str, Any]:
@@ -80,13 +81,13 @@ class Nodes:
 
 
 def main(host: str) -> None:
-    ctypes.CDLL(None).prctl(keeper.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for name in keeper.FOREIGN:
+    ctypes.CDLL(None).prctl(local_cluster.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for name in local_cluster.FOREIGN:
         os.environ.pop(name, None)
-    folder = keeper.make_folder()
-    os.environ.update(keeper.with_token(folder), RAY_USAGE_STATS_ENABLED="0")
+    folder = local_cluster.make_folder()
+    os.environ.update(local_cluster.with_token(folder), RAY_USAGE_STATS_ENABLED="0")
     if host == LOOPBACK:
-        os.environ.update(keeper.LOOPBACK)
+        os.environ.update(local_cluster.LOOPBACK)
     nodes: dict[str, _Node] = {}
     try:
         _say(folder=folder)
@@ -102,20 +103,20 @@ def main(host: str) -> None:
                 raylet = nodes[words["kill"]].raylet
                 raylet.send_signal(words["number"])
                 if words["number"] == signal.SIGKILL:
-                    raylet.wait(LOST)  # its workers take one that nobody has waited for to be alive
+                    raylet.wait(LOST)  # the raylet's workers believe that it is alive until somebody has waited for it
                 _say()
     finally:
-        keeper.end_all(folder, descendants=True)
+        local_cluster.end_all(folder, descendants=True)
 
 
 @dataclass
 class _Node:
-    """A node of the cluster, here."""
+    """A node of the cluster, in the process that starts the nodes."""
 
     id: str
     address: str
     raylet: psutil.Process
-    seen: set[psutil.Process] = field(default_factory=set)  # that were started on it
+    seen: set[psutil.Process] = field(default_factory=set)  # processes that were started on the node
 
     def actors(self) -> int:
         with suppress(psutil.Error):

@@ -1,1 +1,1 @@
-"""Workflow-conditioned training on CAGE 2, and the search for the best workflow."""
+"""Training on CAGE 2 under a given workflow, and the search for the best workflow."""

@@ -1,4 +1,4 @@
-"""The command `freewheel workflow search`: its options, its state on disk, and what it prints."""
+"""The command `freewheel workflow search`: its options, its state on disk, and its output."""
 
 from __future__ import annotations
 
@@ -27,72 +27,80 @@ from freewheel_cage2 import family
 from freewheel_cage2.scenario import RED_AGENTS, find_red
 from freewheel_cage2.workflow import search
 from freewheel_cage2.workflow.envs import FAST, REAL, WEIGHT
-from freewheel_cage2.workflow.progress import TrialProgress, which_trial
-from freewheel_cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy
-from freewheel_cage2.workflow.trials import SIGNALLED, TRIALS, Book, InterruptedSearch, Stops, Training, workflow
+from freewheel_cage2.workflow.search import Proposal, SearchRules, Strategy, TrialOutcome, WorkflowSearch
+from freewheel_cage2.workflow.trial_progress import TrialProgress, which_trial
+from freewheel_cage2.workflow.trials import (
+    SIGNALLED,
+    TRIALS,
+    InterruptedSearch,
+    SearchFiles,
+    StopRules,
+    TrialRunner,
+    workflow,
+)
 
-#: The environments that can be searched: their names in `train`, and the versions that show a workflow.
+#: The environments that can be searched: the names in `train`, and the versions with a workflow.
 WORLDS = {family.FAST: FAST, family.REAL: REAL}
 PRESET = "cage2"
-REAL_EVAL = 10  # evaluation episodes after a trial on the real simulator, where 100 take half a minute
-MODE_WORDS = {**words.MODES, "async": "episodes"}  # the asynchronous trainers of CAGE 2 played whole episodes
-EPISODES = 100  # per update, by default, in a mode that counts episodes
+REAL_EVAL = 10  # evaluation episodes after a trial on the real simulator; 100 would take half a minute
+MODE_WORDS = {**words.MODES, "async": "episodes"}  # older asynchronous trainers of CAGE 2 played whole episodes
+EPISODES = 100  # default number of episodes per update in a mode that counts episodes
 
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Search for the best workflow: the order of host types (defender, enterprise, op_server, op_host, user) in which a defender
-    of CAGE 2 fixes hosts that red has taken. Options of `freewheel train` may follow: --num-envs, --ppo.lr, ..."""
+    """Search for the best workflow. A workflow is the order of host types (defender, enterprise, op_server, op_host, user) in
+    which a defender of CAGE 2 fixes taken hosts. Options of `freewheel train` may follow: --num-envs, --ppo.lr, ..."""
 
     env: str = "freewheel/Cage2-v0"
-    """The environment: freewheel/Cage2-v0, or cyborg:Scenario2 for the real simulator. Also the first word."""
+    """The environment: freewheel/Cage2-v0, or cyborg:Scenario2 for the real simulator. It may also be given as the first word."""
     red_agent: str = RED_AGENTS[0]
-    """The attacker: B_lineAgent, RedMeanderAgent, SleepAgent, or mixture (one of the first two, drawn for every episode); short
-    names such as bline and meander do."""
+    """The attacker: B_lineAgent, RedMeanderAgent, SleepAgent, or mixture (one of the first two, drawn for every episode). Short
+    names such as bline and meander are accepted."""
     max_episode_steps: Annotated[int, COUNT] = 100
-    """Steps of an episode."""
+    """Number of steps in an episode."""
     strategy: Strategy = "gp"
     """gp: a Gaussian process with an upper confidence bound; greedy: the same without exploration; random: random orders;
     canonical: six plausible orders with equal shares of the episodes; plain: no workflow, all episodes in one run."""
     total_episodes: Annotated[int, COUNT] = 100_000
-    """Episodes of the whole search."""
+    """Number of episodes in the whole search."""
     max_episodes_per_workflow: Annotated[int, COUNT] = 10_000
-    """Largest number of episodes of one workflow (gp, greedy, random)."""
+    """Maximum number of episodes for one workflow (gp, greedy, random)."""
     episodes_per_update: Annotated[int | None, COUNT] = None
-    """Learn from this many episodes at a time, or from as many rows if the mode does not collect whole episodes (default: as
-    the mode does)."""
+    """Learn from this many episodes at a time, or from the same number of rows if the mode does not collect whole episodes
+    (default: the default of the mode)."""
     alignment_lambda: Annotated[float, Range(least=0, most=1e9)] = WEIGHT
-    """Weight of compliance in the reward: an episode that follows the order throughout earns this much."""
+    """Weight of compliance in the reward. An episode that always follows the order earns this much."""
     compliance_threshold: Annotated[float, SHARE] = 0.9
-    """Mean compliance at which a workflow counts as learned; an order that stays below has failed and is not tried again."""
+    """Mean compliance at which a workflow counts as learned. An order that stays below has failed and is not tried again."""
     gp_beta: Annotated[float, Range(least=0, most=1e9)] = 2.0
-    """Weight of exploration: the bound is mean + beta × standard deviation."""
+    """Weight of exploration. The upper confidence bound is mean + beta × standard deviation."""
     warm_start: bool = True
-    """Start with the weights of the most similar order that was trained; --no-warm-start: with random weights."""
+    """Start from the weights of the most similar trained order; --no-warm-start starts from random weights."""
     fixed_episodes: bool = False
-    """Train every workflow for all its episodes: neither threshold nor plateau ends its training."""
+    """Train every workflow for all its episodes; neither the threshold nor a plateau ends its training."""
     window: Annotated[int, COUNT] = 100
-    """Episodes in a mean; with fewer episodes left, the search ends."""
+    """Number of episodes over which means are taken. If fewer episodes are left, the search ends."""
     plateau: Annotated[int, Range(least=0, most=10**9)] = 5
-    """End the training of a workflow after this many windows without a better return; 0: never."""
+    """Stop training a workflow after this many windows without a better return; 0: never."""
     mode: str = "auto"
     """How experience is collected, as in `freewheel train`; auto: continuous on our environment, episodes on the simulator."""
     n_workers: Annotated[int | None, Range(least=1, most=10_000)] = None
-    """Worker processes, in modes that have them (default: chosen from the number of cores and the step time)."""
+    """Number of worker processes in modes that have them (default: chosen from the number of cores and the step time)."""
     seed: Annotated[int, SEED] = 0
     """Seed of all random numbers."""
     run: str = ""
-    """Name of the search, which is its directory under --runs-dir (default: workflow-STRATEGY, numbered)."""
+    """Name of the search and of its directory under --runs-dir (default: workflow-STRATEGY with a number)."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
     resume: bool = False
-    """Resume the search --run after its last finished trial; only --total-episodes may change."""
+    """Resume the search --run after its last finished trial. Only --total-episodes may change."""
     dry_run: bool = False
     """Print the plan and exit."""
 
     def __post_init__(self) -> None:
         if self.env not in WORLDS:
-            raise UsageError(f"there are no workflows in '{self.env}'{nearest(self.env, WORLDS)}")
+            raise UsageError(f"'{self.env}' has no workflows{nearest(self.env, WORLDS)}")
         check_ranges(self)
         if "/" in self.run or self.run.startswith("."):
             raise UsageError(f"--run '{self.run}' must be a plain name; --runs-dir chooses the directory")
@@ -101,8 +109,8 @@ class SearchOptions:
             raise UsageError("--resume needs the name of the search: add --run")
 
     @property
-    def rules(self) -> Rules:
-        return Rules(
+    def rules(self) -> SearchRules:
+        return SearchRules(
             strategy=self.strategy,
             total_episodes=self.total_episodes,
             max_episodes=self.max_episodes_per_workflow,
@@ -115,7 +123,7 @@ class SearchOptions:
         )
 
     def training(self, passed: Mapping[str, Any]) -> dict[str, Any]:
-        """The options of `freewheel.train` for every trial; those that were passed on override ours."""
+        """Return the options of `freewheel.train` for every trial. Options that the user passed on override ours."""
         world: dict[str, Any] = {"red_agent": find_red(self.red_agent), "alignment_lambda": self.alignment_lambda}
         options: dict[str, Any] = {"preset": PRESET, "evals": 1}
         real = WORLDS[self.env] == REAL
@@ -134,12 +142,12 @@ class SearchOptions:
 
 
 def read(argv: Sequence[str]) -> tuple[SearchOptions, dict[str, Any], list[str]]:
-    """The options of the search, those that it passes on to `train`, and the names of all options that are given."""
+    """Return the options of the search, the options that it passes on to `train`, and the names of all given options."""
     others, given = flags.split_argv(argv, flags.option_types(SearchOptions))
     positional, layer = resolve.read_options(others)
     passed = layer.flags
     if len(positional) + ("env" in given) > 1:
-        raise UsageError(f"give one world, not {' '.join([*positional, *given.get('env', ())])}")
+        raise UsageError(f"give one environment, not {' '.join([*positional, *given.get('env', ())])}")
     if positional:
         given["env"] = (positional[0],)
     free = {name: literal(value[0]) for name, value in passed.items() if name.startswith(FREE)}
@@ -151,29 +159,29 @@ CHANGEABLE = ("run", "runs_dir", "resume", "dry_run", "total_episodes")
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """A search: its options, its directory and its state."""
 
     options: SearchOptions
-    training: Mapping[str, Any]  # options of `freewheel.train`
-    book: Book
-    search: Search
+    training: Mapping[str, Any]  # the options of `freewheel.train`
+    book: SearchFiles
+    search: WorkflowSearch
 
     def save(self) -> None:
         asked = {"options": dataclasses.asdict(self.options), "training": dict(self.training)}
         self.book.save(asked, self.search)
 
-    def trainer(self) -> Training:
+    def trainer(self) -> TrialRunner:
         options, book = self.options, self.book
-        stops = Stops(options.compliance_threshold, options.window, options.plateau)
+        stops = StopRules(options.compliance_threshold, options.window, options.plateau)
         lengths = {"length": options.max_episode_steps, "before": self.search.spent}
-        return Training(self.training, book.folder, stops, book.train, **lengths)
+        return TrialRunner(self.training, book.folder, stops, book.train, **lengths)
 
     def lines(self) -> list[str]:
-        """The plan as text."""
+        """Return the plan as lines of text."""
         options, searched = self.options, self.search
         if (proposal := searched.propose()) is None:
-            return ["search   finished: nothing is left to try"]
+            return ["search   finished: there is nothing left to try"]
         budget = f"{options.total_episodes:,} episodes, {searched.spent:,} of them used"
         workflows = f"at most {options.max_episodes_per_workflow:,} per workflow"
         return [
@@ -183,23 +191,23 @@ class Task:
         ]
 
 
-def begin(options: SearchOptions, passed: Mapping[str, Any]) -> Task:
-    """A new search. The numbers of workers and envs are chosen here, once for all trials."""
+def begin(options: SearchOptions, passed: Mapping[str, Any]) -> SearchTask:
+    """Begin a new search and choose the numbers of workers and envs for all its trials."""
     name = _name(options)
     if name.path.exists():
         hint = "add --resume to continue it, or choose another --run"
         raise SetupError(f"'{name.name}' exists in {options.runs_dir}; {hint}")
-    task = Task(options, options.training(passed), Book(name.path), Search(options.rules))
+    task = SearchTask(options, options.training(passed), SearchFiles(name.path), WorkflowSearch(options.rules))
     first = task.search.propose()
     assert first is not None, "a new search has something to try"
     sizes = _chosen_sizes(plan(task.trainer().config(first)), options)
-    book = task.book if options.dry_run else Book(name.claim().path)
+    book = task.book if options.dry_run else SearchFiles(name.claim().path)
     return dataclasses.replace(task, training={**task.training, **sizes}, book=book)
 
 
-def resume(options: SearchOptions, given: Sequence[str]) -> Task:
+def resume(options: SearchOptions, given: Sequence[str]) -> SearchTask:
     """Resume a search that was interrupted."""
-    book = Book(_name(options).path)
+    book = SearchFiles(_name(options).path)
     check_folder(book.folder / TRIALS)
     if not book.exists:
         raise UsageError(f"no search '{options.run}' in {options.runs_dir} to resume; leave out --resume")
@@ -211,8 +219,8 @@ def resume(options: SearchOptions, given: Sequence[str]) -> Task:
     try:
         known = SearchOptions(**{**asked["options"], **changed})
     except TypeError as error:
-        raise SetupError(f"{book.folder} holds a search of another version ({error}); start a new one") from None
-    return Task(known, asked["training"], book, Search(known.rules, trials))
+        raise SetupError(f"{book.folder} holds a search of another version ({error}); start a new search") from None
+    return SearchTask(known, asked["training"], book, WorkflowSearch(known.rules, trials))
 
 
 def _name(options: SearchOptions) -> RunName:
@@ -232,10 +240,10 @@ def _chosen_sizes(planned: Plan, options: SearchOptions) -> dict[str, Any]:
 
 
 def run_command(argv: Sequence[str]) -> int:
-    """Run `freewheel workflow ...`: search, or show what would be searched; returns the exit code."""
+    """Run `freewheel workflow search`, or print its plan, and return the exit code."""
     name, *words = argv or [""]
     if name != "search":
-        what = f"unknown command 'workflow {name}'" if name else "freewheel workflow needs the word search after it"
+        what = f"unknown command 'workflow {name}'" if name else "freewheel workflow needs the word search"
         raise UsageError(f"{what}{nearest(name, ['search'], ', e.g. freewheel workflow search --dry-run')}")
     options, passed, given = read(words)
     task = resume(options, given) if options.resume else begin(options, passed)
@@ -246,11 +254,11 @@ def run_command(argv: Sequence[str]) -> int:
     return _search(task, console)
 
 
-def _search(task: Task, console: Console) -> int:
+def _search(task: SearchTask, console: Console) -> int:
     searched, train = task.search, task.trainer()
     session = time.monotonic(), searched.spent
 
-    def trial(proposal: Proposal) -> Outcome:
+    def trial(proposal: Proposal) -> TrialOutcome:
         begun = workflow(proposal.order) + (f", from {proposal.init}" if proposal.init else "")
         _print(console, f"{which_trial(searched, proposal)}: {begun}, up to {proposal.episodes:,} episodes")
         outcome = train(proposal, TrialProgress(console, searched, proposal, session))
@@ -272,7 +280,7 @@ def _search(task: Task, console: Console) -> int:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Between two runs, a signal raises InterruptedSearch; during a run, the run itself handles it."""
+    """Let a signal between two runs raise InterruptedSearch. During a run, the run handles signals."""
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         raise InterruptedSearch(SIGNALLED + number)
@@ -285,10 +293,10 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _report(task: Task, console: Console) -> None:
-    """Print every workflow that was tried, and the best one."""
+def _report(task: SearchTask, console: Console) -> None:
+    """Print all workflows that were tried, and the best one."""
     made, best = task.search, task.search.best
-    assert best is not None, "a search ends after a trial"
+    assert best is not None, "a finished search has at least one trial"
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 1, 0, 0))  # 80 columns wide
     for column in ("workflow", "env return", "compliance", "episodes", ""):
         table.add_column(column, justify="left" if column in ("workflow", "") else "right", no_wrap=True)
@@ -301,7 +309,7 @@ def _report(task: Task, console: Console) -> None:
     worth = f"env return {best.outcome.env_return:.1f}, compliance {_number(best.outcome.compliance)}"
     _print(console, f"{workflow(best.order)}: {worth}; freewheel eval {task.book.folder / TRIALS / best.outcome.run}")
     if made.failure(best):
-        _print(console, f"no order has reached compliance {made.rules.threshold:g}: this one came closest")
+        _print(console, f"no order has reached compliance {made.rules.threshold:g}; this one came closest")
 
 
 def _number(value: float | None) -> str:

@@ -1,15 +1,15 @@
-"""Workflows: orders of the five host types in which a defender fixes hosts that red has taken, and environments that show one.
+"""Environments with a workflow, which is an order of the five host types. A defender should fix taken hosts in this order.
 
-A *fix* is a Remove or Restore. It *hits* if the type of its host is the first type in the order among the types on which red has
-a session just before the action. Neither the choice of the host within the type nor the success of the fix matters. User0
-never counts as taken, because red always has it. A fix while nothing is taken counts as a fix that hits nothing.
+A *fix* is a Remove or Restore. Among the types on which red has a session just before the action, the fix should go to the type
+that comes first in the order; then it is a *hit*. Neither the choice of the host within the type nor the success of the fix
+matters. User0 never counts as taken, because red always has it. A fix while nothing is taken is not a hit.
 
-Compliance is hits / fixes of the episode so far; NaN without a fix.
+Compliance is hits / fixes of the episode so far, or NaN without a fix.
 
 The alignment reward of a step is weight × (compliance after - compliance before), where compliance without a fix is 0. Over an
 episode it adds up to weight × final compliance.
 
-`FAST` and `REAL` are the names for `train` of our fast environment and of the real simulator under a workflow.
+`FAST` and `REAL` are the names that `train` uses for our fast environment and for the real simulator under a workflow.
 """
 
 from __future__ import annotations
@@ -34,75 +34,90 @@ Order: TypeAlias = tuple[str, ...]
 
 FAST = "freewheel_cage2.workflow.envs:freewheel/Cage2Workflow-v0"
 REAL = "freewheel_cage2.workflow.envs:RealWorkflow"
-#: What an episode's last info reports: both parts of the reward, hits / fixes (NaN without a fix), and the fixes.
+#: The last info of an episode reports both parts of the reward, hits / fixes (NaN without a fix), and the number of fixes.
 MEASURES = ("env_return", "alignment", "compliance", "fixes")
-WEIGHT = 30.0  # of compliance in the reward
+WEIGHT = 30.0  # default weight of compliance in the reward
 TYPES = ("defender", "enterprise", "op_server", "op_host", "user")
 ORDERS: tuple[Order, ...] = tuple(itertools.permutations(TYPES))  # all 120
-COLUMNS = len(TYPES) ** 2  # of an order as numbers
-#: [13] the number of each host's type.
+COLUMNS = len(TYPES) ** 2  # length of an encoded order
+#: [13] the index of each host's type.
 TYPE_OF_HOST = np.array([[host.lower().startswith(kind) for kind in TYPES].index(True) for host in HOSTS])
 #: Plausible orders by name.
 CANONICAL: dict[str, Order] = {
-    "critical-first": ("op_server", "enterprise", "defender", "op_host", "user"),  # by the cost of a lost host
-    "enterprise-first": ("enterprise", "op_server", "defender", "op_host", "user"),  # on every path to the servers
-    "outside-in": ("user", "enterprise", "defender", "op_host", "op_server"),  # in the order in which red attacks
-    "inside-out": ("op_server", "op_host", "defender", "enterprise", "user"),  # in the reverse order
-    "defender-first": ("defender", "op_server", "enterprise", "op_host", "user"),  # blue's own, then critical-first
-    "cheapest-first": ("user", "op_host", "defender", "enterprise", "op_server"),  # critical-first reversed
+    "critical-first": ("op_server", "enterprise", "defender", "op_host", "user"),  # the most expensive losses first
+    "enterprise-first": (
+        "enterprise",
+        "op_server",
+        "defender",
+        "op_host",
+        "user",
+    ),  # enterprise is on every path to the server
+    "outside-in": ("user", "enterprise", "defender", "op_host", "op_server"),  # the order in which red attacks
+    "inside-out": ("op_server", "op_host", "defender", "enterprise", "user"),  # the reverse order
+    "defender-first": (
+        "defender",
+        "op_server",
+        "enterprise",
+        "op_host",
+        "user",
+    ),  # blue's own host, then critical-first
+    "cheapest-first": ("user", "op_host", "defender", "enterprise", "op_server"),  # the reverse of critical-first
 }
 
 
 def spelt(order: Order) -> str:
-    """The text form of an order, also for file names."""
+    """Return the text form of an order, which also serves in file names."""
     return "-".join(order)
 
 
 def parse(text: str) -> Order:
-    """An order as `spelt` writes it, or the name of a canonical one."""
+    """Read an order that `spelt` has written, or the name of a canonical order."""
     order = CANONICAL.get(text, tuple(text.split("-")))
     if sorted(order) != sorted(TYPES):
-        raise UsageError(f"'{text}' is no order of the host types: join {', '.join(TYPES)} by '-', each once")
+        raise UsageError(f"'{text}' is not an order of the host types; join {', '.join(TYPES)} by '-', each once")
     return order
 
 
 def encode(order: Order) -> NDArray:
-    """[25] one-hot numbers: five for the first type, five for the second, and so on."""
+    """Encode an order as [25] one-hot numbers: five for the first type, five for the second, and so on."""
     return np.array([[float(kind == other) for other in TYPES] for kind in order], np.float32).reshape(COLUMNS)
 
 
 def ranks(contexts: NDArray) -> NDArray:
-    """[..., 25] orders as numbers -> [..., 5] the place of each type, 0 the first."""
+    """Decode [..., 25] encoded orders to [..., 5] the rank of each type; 0 is the first."""
     places: NDArray = contexts.reshape(*contexts.shape[:-1], len(TYPES), len(TYPES)).argmax(axis=-2)
     return places
 
 
 def precedence(orders: Sequence[Order]) -> NDArray:
-    """[N, 10] whether the first of each pair of types comes before the second, as 0 and 1."""
+    """Return [N, 10] whether the first type of each pair comes before the second, as 0 and 1."""
     place = ranks(np.stack([encode(order) for order in orders]))
     first, second = np.triu_indices(len(TYPES), 1)
     return (place[:, first] < place[:, second]).astype(np.float64)
 
 
 def distance(one: Order, other: Order) -> int:
-    """Kendall's distance: the number of pairs of types in opposite order, 0 to 10."""
+    """Return Kendall's distance: the number of pairs of types in opposite order, 0 to 10."""
     return int(np.abs(np.subtract(*precedence([one, other]))).sum())
 
 
 FIXES = np.isin(VERB_OF, (REMOVE, RESTORE))  # [145]
-NOTHING = len(TYPES)  # the place of the first taken type if none is taken
+NOTHING = len(TYPES)  # stands for the rank of the first taken type if none is taken
 
 
 class Compliance:
-    """The fixes and both parts of the reward of B lanes, each under its own order; if that is all zeros, no fix is counted."""
+    """Counts the fixes and both parts of the reward of B lanes, each with its order. Under an order of zeros no fix counts."""
 
     def __init__(self, lanes: int, weight: float) -> None:
-        self._env_return, self._alignment = np.zeros(lanes), np.zeros(lanes)
-        self._weight, self._lane = weight, np.arange(lanes)
-        self.hits, self.fixes = np.zeros(lanes, np.int64), np.zeros(lanes, np.int64)
-        self._place = np.zeros((lanes, len(HOSTS)), np.int64)  # [B, 13] of each host's type in the lane's order
+        self._env_return = np.zeros(lanes)
+        self._alignment = np.zeros(lanes)
+        self._weight = weight
+        self._lane = np.arange(lanes)
+        self.hits = np.zeros(lanes, np.int64)
+        self.fixes = np.zeros(lanes, np.int64)
+        self._place = np.zeros((lanes, len(HOSTS)), np.int64)  # [B, 13] rank of each host's type in the lane's order
         self._ordered = np.zeros(lanes, np.bool_)
-        self._taken = np.zeros((lanes, len(HOSTS)), np.bool_)  # [B, 13] before the next action
+        self._taken = np.zeros((lanes, len(HOSTS)), np.bool_)  # [B, 13] hosts that are taken before the next action
 
     def begin(self, lanes: NDArray, orders: NDArray, compromised: NDArray) -> None:
         """Start episodes in these lanes [B] bool, under orders [B, 25], with these hosts compromised [B, 13]."""
@@ -113,7 +128,7 @@ class Compliance:
         self._look(lanes, compromised)
 
     def judge(self, action: NDArray, compromised: NDArray) -> NDArray:
-        """The alignment reward [B] of actions [B] that were followed by this state of hosts [B, 13]."""
+        """Return the alignment reward [B] of actions [B] that led to this state of the hosts [B, 13]."""
         fixes = FIXES[action] & self._ordered
         first = np.where(self._taken, self._place, NOTHING).min(axis=1)
         before = self._potential()
@@ -125,18 +140,18 @@ class Compliance:
         return reward
 
     def add(self, action: NDArray, reward: NDArray, compromised: NDArray) -> NDArray:
-        """The total reward [B] of actions [B] with these rewards of the game [B]."""
+        """Return the total reward [B] of actions [B] with these rewards of the game [B]."""
         self._env_return += reward
         return reward + self.judge(action, compromised)
 
     def measures(self) -> dict[str, NDArray]:
-        """[B] each of MEASURES."""
+        """Return each of MEASURES, [B]."""
         values = (self._env_return, self._alignment, self.share, self.fixes)
         return {name: value.astype(np.float64) for name, value in zip(MEASURES, values, strict=True)}
 
     @property
     def share(self) -> NDArray:
-        """Hits / fixes [B], NaN where it is not applicable."""
+        """Hits / fixes [B], NaN without a fix."""
         return np.where(self.fixes > 0, self._potential(), np.nan)
 
     def _potential(self) -> NDArray:
@@ -152,12 +167,13 @@ def _with_context(space: gymnasium.Space[Any]) -> Dict:
 
 
 class Workflow(gymnasium.Wrapper[Any, Any, NDArray, Any]):
-    """One game of CAGE 2 under the order in options["context"] of its reset; without one there is no alignment reward."""
+    """One game of CAGE 2 under the order in options["context"] of its reset. Without an order there is no alignment reward."""
 
     def __init__(self, env: gymnasium.Env[NDArray, Any], alignment_lambda: float = WEIGHT) -> None:
         super().__init__(env)
         self.observation_space = _with_context(env.observation_space)
-        self._scores, self._order = Compliance(1, alignment_lambda), np.zeros(COLUMNS, np.float32)
+        self._scores = Compliance(1, alignment_lambda)
+        self._order = np.zeros(COLUMNS, np.float32)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -176,19 +192,21 @@ class Workflow(gymnasium.Wrapper[Any, Any, NDArray, Any]):
 
 
 class WorkflowVector(VectorEnv[dict[str, NDArray], NDArray, NDArray]):
-    """The same for many games at once: the order of a lane is the row of options["contexts"] chosen by its episode's seed."""
+    """Many games of CAGE 2 under orders. The seed of a lane's episode chooses its order from the rows of options["contexts"]."""
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.DISABLED, "lane_seeds": True, "contexts": True}  # noqa: RUF012
 
     def __init__(self, num_envs: int = 1, alignment_lambda: float = WEIGHT, **world: Any) -> None:
-        self.num_envs, self._games = num_envs, Cage2Vector(num_envs, **world)
+        self.num_envs = num_envs
+        self._games = Cage2Vector(num_envs, **world)
         self.single_observation_space = _with_context(self._games.single_observation_space)
         self.single_action_space = self._games.single_action_space
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = self._games.action_space
-        self._scores, self._orders = Compliance(num_envs, alignment_lambda), np.zeros((num_envs, COLUMNS), np.float32)
+        self._scores = Compliance(num_envs, alignment_lambda)
+        self._orders = np.zeros((num_envs, COLUMNS), np.float32)
         self._streams: list[Any] = []
-        self._episode = np.zeros(num_envs, np.int64)  # of each lane's stream
+        self._episode = np.zeros(num_envs, np.int64)  # number of the episode in each lane's stream
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -227,12 +245,12 @@ class WorkflowVector(VectorEnv[dict[str, NDArray], NDArray, NDArray]):
 
 
 def fast_workflow(alignment_lambda: float = WEIGHT, **world: Any) -> Workflow:
-    """One game of our own environment without a time limit; its registered id adds one."""
+    """Create one game of our fast environment. It has no time limit, but its registered id adds one."""
     return Workflow(Cage2(**world), alignment_lambda)
 
 
 class RealWorkflow(Workflow):
-    """One game of the real simulator."""
+    """One game of the real simulator under an order."""
 
     def __init__(self, alignment_lambda: float = WEIGHT, **world: Any) -> None:
         from freewheel_cage2.cyborg import Scenario2

@@ -1,4 +1,4 @@
-"""A trial of a workflow: one training run with the order as its context, its stop rules, and the records of a search on disk."""
+"""Run the trials of workflows and store a search on disk. A trial is one training run with the order as its context."""
 
 from __future__ import annotations
 
@@ -26,50 +26,54 @@ from freewheel.seeding import tree
 from freewheel.sinks.classic import ClassicLines, ClassicSink
 from freewheel.sinks.sink import Sink
 from freewheel_cage2.workflow.envs import MEASURES, Order, encode, parse, spelt
-from freewheel_cage2.workflow.search import Outcome, Proposal, Search, Trial
+from freewheel_cage2.workflow.search import Proposal, TrialOutcome, WorkflowSearch, WorkflowTrial
 
-BETTER = 0.02  # the relative improvement of a return that counts
+BETTER = 0.02  # smallest relative improvement of a return that counts
 
 
 @dataclass(frozen=True)
-class Stops:
-    """When to stop training a workflow."""
+class StopRules:
+    """The rules that stop the training of a workflow."""
 
-    threshold: float  # of mean compliance, at which it counts as learned
-    window: int  # episodes in every mean
-    patience: int  # stop after so many windows without a better return; 0: never
+    threshold: float  # mean compliance at which the workflow counts as learned
+    window: int  # number of episodes in every mean
+    patience: int  # stop after this many windows without a better return; 0: never
 
 
-class Scores(NamedTuple):
-    """Of an episode, or means over episodes: the reward, the two parts of it, compliance and fixes (see envs.MEASURES)."""
+class EpisodeScores(NamedTuple):
+    """The scores of an episode, or means over episodes: reward, its two parts, compliance and fixes (see envs.MEASURES)."""
 
     total_reward: float
     env_return: float
     alignment: float
-    compliance: float | None  # NaN if an episode has no fix; a mean over the others, None if there are none
+    compliance: (
+        float | None
+    )  # NaN for an episode without a fix; means leave such episodes out, and are None if all are such
     fixes: float
 
 
-def means(played: Sequence[Scores]) -> Scores:
+def means(played: Sequence[EpisodeScores]) -> EpisodeScores:
     columns: NDArray = np.array(played).T  # [5, N]
-    compliance = columns[Scores._fields.index("compliance")]
+    compliance = columns[EpisodeScores._fields.index("compliance")]
     applicable = compliance[~np.isnan(compliance)]
-    every = Scores(*columns.mean(axis=1).tolist())
+    every = EpisodeScores(*columns.mean(axis=1).tolist())
     return every._replace(compliance=float(applicable.mean()) if applicable.size else None)
 
 
-class Progress:
-    """The episodes of one trial."""
+class TrialEpisodes:
+    """The episodes of one trial, to which the stop rules apply."""
 
-    def __init__(self, stops: Stops, *, fixed: bool = False) -> None:
-        self._stops, self._fixed = stops, fixed
-        self.played: list[Scores] = []
-        self._windows, self._since = 0, 0  # full windows; windows after the best one
+    def __init__(self, stops: StopRules, *, fixed: bool = False) -> None:
+        self._stops = stops
+        self._fixed = fixed
+        self.played: list[EpisodeScores] = []
+        self._windows = 0  # full windows
+        self._since = 0  # windows after the best one
         self._best: float | None = None
 
     def take(self, episodes: Sequence[Episode]) -> str:
-        """Add episodes; returns why the trial should end, or nothing."""
-        self.played += [Scores(episode.ret, *episode.measures) for episode in episodes]
+        """Add episodes and return why the trial should end, or an empty text."""
+        self.played += [EpisodeScores(episode.ret, *episode.measures) for episode in episodes]
         self._look_at_windows()
         if self._fixed or not self._windows:
             return ""
@@ -79,38 +83,41 @@ class Progress:
         return "plateau" if 0 < self._stops.patience <= self._since else ""
 
     @property
-    def last(self) -> Scores:
-        """Over the last window."""
+    def last(self) -> EpisodeScores:
+        """The means over the last window."""
         return means(self.played[-self._stops.window :])
 
     def _look_at_windows(self) -> None:
-        """A window is better if its return is clearly above the best one."""
+        """Count windows since the best one. A better window has a return that is clearly above the best."""
         size = self._stops.window
         while (self._windows + 1) * size <= len(self.played):
             value = means(self.played[self._windows * size : (self._windows + 1) * size]).env_return
             self._windows += 1
             self._since += 1
             if self._best is None or value > self._best + BETTER * abs(self._best):
-                self._best, self._since = value, 0
+                self._best = value
+                self._since = 0
 
 
-STATE, TRAINING, SAMPLING = "search.json", "training_log.csv", "gp_sampling_log.csv"
+STATE = "search.json"
+TRAINING = "training_log.csv"
+SAMPLING = "gp_sampling_log.csv"
 FORMAT = 1
 NO_WORKFLOW = "none"
-#: One row per update: means over the episodes that ended since the last row.
+#: One row per update, with means over the episodes that ended since the last row.
 TRAINING_COLUMNS = (
     "trial", "workflow", "update", "episodes", "total_episodes", "env_return", "alignment", "total_reward", "compliance",
     "fixes", "seconds",
 )  # fmt: skip
-#: One row per trial: the prediction for the chosen order, and the outcome.
+#: One row per trial, with the prediction for the chosen order and the outcome.
 SAMPLING_COLUMNS = (
     "trial", "strategy", "chosen", "init", "mean", "std", "ucb", "feasibility", "env_return", "alignment", "total_reward",
     "compliance", "episodes", "total_episodes", "ended", "failed",
 )  # fmt: skip
 
 
-class Book:
-    """The files of one search; search.json is complete at every moment, even if the process is killed."""
+class SearchFiles:
+    """The files of one search. search.json is complete at any time, even if the process is killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -119,8 +126,8 @@ class Book:
     def exists(self) -> bool:
         return (self.folder / STATE).is_file()
 
-    def read(self) -> tuple[dict[str, Any], list[Trial]]:
-        """The options, and the finished trials."""
+    def read(self) -> tuple[dict[str, Any], list[WorkflowTrial]]:
+        """Return the options and the finished trials."""
         path = self.folder / STATE
         try:
             data = json.loads(path.read_text())
@@ -130,7 +137,7 @@ class Book:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SetupError(f"{path} is missing or damaged ({error}); restore it from a copy") from None
 
-    def save(self, asked: Mapping[str, Any], search: Search) -> None:
+    def save(self, asked: Mapping[str, Any], search: WorkflowSearch) -> None:
         """Write the state and the table of trials."""
         make_private(self.folder)
         trials = [{"proposal": asdict(trial.proposal), "outcome": asdict(trial.outcome)} for trial in search.trials]
@@ -140,7 +147,7 @@ class Book:
         disk.replace(self.folder / SAMPLING, _text(SAMPLING_COLUMNS, _decisions(search)).encode())
 
     def begin_training(self, finished: int) -> None:
-        """Keep only the rows of finished trials in the training log; an interrupted trial is repeated."""
+        """Keep only the rows of finished trials in the training log, because an interrupted trial is repeated."""
         path = self.folder / TRAINING
         kept: list[dict[str, Any]] = []
         if path.is_file():
@@ -156,17 +163,17 @@ class Book:
 
 
 def workflow(order: Order | None) -> str:
-    """The name of a workflow in tables."""
+    """Return the name of a workflow in tables."""
     return NO_WORKFLOW if order is None else spelt(order)
 
 
-def _trial(entry: Mapping[str, Any]) -> Trial:
+def _trial(entry: Mapping[str, Any]) -> WorkflowTrial:
     order = entry["proposal"]["order"]
     proposal = {**entry["proposal"], "order": None if order is None else parse("-".join(order))}
-    return Trial(Proposal(**proposal), Outcome(**entry["outcome"]))
+    return WorkflowTrial(Proposal(**proposal), TrialOutcome(**entry["outcome"]))
 
 
-def _decisions(search: Search) -> Iterable[dict[str, Any]]:
+def _decisions(search: WorkflowSearch) -> Iterable[dict[str, Any]]:
     total = 0
     for number, (proposal, outcome) in enumerate((trial.proposal, trial.outcome) for trial in search.trials):
         total += outcome.episodes
@@ -192,41 +199,45 @@ def _text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, header: 
     return out.getvalue()
 
 
-TRIALS = "trials"  # the folder with their runs
+TRIALS = "trials"  # the folder with the runs of the trials
 SIGNALLED = 128  # larger exit codes mean that a signal ended the run
 
-Write: TypeAlias = Callable[[Mapping[str, Any]], None]  # a row of the training log
+Write: TypeAlias = Callable[[Mapping[str, Any]], None]  # writes a row of the training log
 
 
 class InterruptedSearch(BaseException):
-    """A signal ended a trial."""
+    """Raised when a signal ends a trial."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(exit_code)
         self.exit_code = exit_code
 
 
-class Training:
-    """Makes trials: training(proposal) -> outcome. `options` are those of `freewheel.train`, including the environment."""
+class TrialRunner:
+    """A callable that runs the trial of a proposal. `options` are options of `freewheel.train`, including the environment."""
 
     def __init__(
-        self, options: Mapping[str, Any], folder: Path, stops: Stops, write: Write, *, length: int, before: int = 0
+        self, options: Mapping[str, Any], folder: Path, stops: StopRules, write: Write, *, length: int, before: int = 0
     ) -> None:
-        self._options, self._folder, self._stops, self._write = options, folder, stops, write
-        self._length, self._episodes = length, before  # steps of an episode; episodes of all trials so far
+        self._options = options
+        self._folder = folder
+        self._stops = stops
+        self._write = write
+        self._length = length  # steps of an episode
+        self._episodes = before  # episodes of all trials so far
 
-    def __call__(self, proposal: Proposal, shown: Sink | None = None) -> Outcome:
-        """Train; `shown` gets its metrics, unless the classic lines are asked for."""
+    def __call__(self, proposal: Proposal, shown: Sink | None = None) -> TrialOutcome:
+        """Train and return the outcome. `shown` gets the metrics unless the classic console is chosen."""
         resolved = self.config(proposal)
         name = resolved.run.output.name
         with suppress(OSError):
-            disk.remove(self._folder / TRIALS / name)  # of a trial that was interrupted
-        watch = _Watch(Progress(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
+            disk.remove(self._folder / TRIALS / name)  # left over from an interrupted trial
+        watch = _TrialHook(TrialEpisodes(self._stops, fixed=proposal.fixed), proposal, self._write, self._episodes)
         classic = resolved.run.output.console == "classic"
         sink = ClassicSink(ClassicLines(episodes=proposal.episodes)) if classic else shown
         try:
             result = run(resolved, quiet=True, hooks=[watch], sinks=[sink] if sink is not None else [])
-        except (KeyboardInterrupt, SystemExit) as early:  # a signal that came before the run had begun
+        except (KeyboardInterrupt, SystemExit) as early:  # a signal before the run had begun
             code = early.code if isinstance(early, SystemExit) else None
             raise InterruptedSearch(code if isinstance(code, int) else SIGNALLED + signal.SIGINT) from None
         if result.exit_code > SIGNALLED:
@@ -234,15 +245,17 @@ class Training:
         watch.write()
         last, count = watch.progress.last, len(watch.progress.played)
         self._episodes += count
-        ended = str(result.summary["ended"]).replace("steps", "episodes")  # the budget in steps is equivalent
-        return Outcome(last.env_return, last.alignment, last.compliance, count, ended, name)
+        ended = str(result.summary["ended"]).replace(
+            "steps", "episodes"
+        )  # the budgets in steps and in episodes are equivalent
+        return TrialOutcome(last.env_return, last.alignment, last.compliance, count, ended, name)
 
     def config(self, proposal: Proposal) -> Config:
-        """The config of the run for a proposal."""
+        """Return the configuration of the run for a proposal."""
         options: dict[str, Any] = {
             **self._options,
             "episodes": proposal.episodes,
-            "steps": proposal.episodes * self._length,  # for the schedules
+            "steps": proposal.episodes * self._length,  # the schedules need steps
             "measures": MEASURES,
             "seed": tree(self._options["seed"], "workflow", proposal.number),
             "run": f"{proposal.number:03d}-{workflow(proposal.order)}",
@@ -255,13 +268,18 @@ class Training:
         return from_options(options.pop("env"), options)
 
 
-class _Watch(Hook):
-    """Watches a trial: writes the training log and applies the stop rules."""
+class _TrialHook(Hook):
+    """A hook that writes the training log of a trial and applies the stop rules."""
 
-    def __init__(self, progress: Progress, proposal: Proposal, write: Write, before: int) -> None:
-        self.progress, self._proposal, self._write, self._before = progress, proposal, write, before
-        self._written, self._update, self._begun = 0, 0, time.monotonic()
-        self._fresh: list[Episode] = []  # since the last update
+    def __init__(self, progress: TrialEpisodes, proposal: Proposal, write: Write, before: int) -> None:
+        self.progress = progress
+        self._proposal = proposal
+        self._write = write
+        self._before = before
+        self._written = 0
+        self._update = 0
+        self._begun = time.monotonic()
+        self._fresh: list[Episode] = []  # episodes since the last update
 
     def on_episode(self, run: Run, episode: Episode) -> None:
         self._fresh.append(episode)
@@ -276,7 +294,8 @@ class _Watch(Hook):
         self._take()
 
     def _take(self) -> str:
-        fresh, self._fresh = self._fresh, []
+        fresh = self._fresh
+        self._fresh = []
         return self.progress.take(fresh)
 
     def write(self) -> None:

@@ -1,1 +1,1 @@
-"""Ray (the extra `ray`): actors on one machine or on the nodes of a cluster, as one more wire."""
+"""Workers as Ray actors, on one machine or on the nodes of a cluster. Needs the extra `ray`."""

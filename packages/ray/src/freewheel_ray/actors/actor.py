@@ -1,4 +1,4 @@
-"""The Ray actor: a worker as in the local modes, in a process somewhere else. A call brings a grant, its answer is a fragment."""
+"""The Ray actor runs the same worker as the local modes. Each call brings it a grant, and its reply is a fragment."""
 
 from __future__ import annotations
 
@@ -22,91 +22,100 @@ from freewheel.transport.shm.memory import Mailbox
 from freewheel.transport.shm.worker import Worker, WorkerId, WorkerResources, exit_code
 from freewheel.transport.wire import Fragment, Permits
 from freewheel.transport.workers.heartbeats import CONSTRUCT, Heartbeats
-from freewheel_ray.actors.luggage import unpacked
+from freewheel_ray.actors.code_shipping import unpacked
 
-INLINE = 64 << 10  # bytes of rows that come with the answer; more of them go into the object store
-#: Between a ticket and one in its place, where an episode could not begin: no other ticket has that number.
+INLINE = 64 << 10  # replies hold at most this many bytes of rows; larger ones go into the object store
+#: Added to a ticket whose episode could not begin, to get a replacement that no other ticket equals.
 APART = 2**32
-COUNTS = ("steps", "lane", "out_of_space", "peak")  # of heartbeats: what is sent of them, ...
-LANES = ("seed", "before", "begun")  # ... also of each lane
-AGAIN = 0.5  # seconds until a worker asks again for questions, where that failed
-ALONE = 0  # the place of a worker that has its memory for itself
+COUNTS = (
+    "steps",
+    "lane",
+    "out_of_space",
+    "peak",
+)  # columns of the heartbeats that are sent, one number for each worker
+LANES = ("seed", "before", "begun")  # columns that are sent with one number for each env
+AGAIN = 0.5  # seconds before a worker asks for questions again after an error
+ALONE = 0  # the index of a worker in memory that it does not share
 
 
-class Hello(NamedTuple):  # of a worker's process
+class Hello(NamedTuple):
+    """Identifies the process of an actor."""
+
     pid: int
     host: str
 
 
-class Pulse(NamedTuple):
-    """A worker's heartbeat, over all incarnations; without counts where it has no envs yet."""
+class ActorHeartbeat(NamedTuple):
+    """The state of a worker. Its counts cover all restarts and are empty until the envs exist."""
 
-    call: int  # that is under way
+    call: int  # number of the present call
     phase: int
-    age: float  # seconds since it began what it does
-    counts: Sequence[int] = ()  # COUNTS
-    lanes: Sequence[Sequence[int]] = ()  # LANES, of each lane
+    age: float  # seconds since the present phase began
+    counts: Sequence[int] = ()  # the values of COUNTS
+    lanes: Sequence[Sequence[int]] = ()  # the values of LANES, one for each env
 
 
 class Reply(NamedTuple):
-    """The end of a call."""
+    """The result of a call."""
 
-    pulse: Pulse
+    pulse: ActorHeartbeat
     reports: Sequence[str] = ()
-    code: int = 0  # 0: the worker goes on; else as the exit code of a worker process
-    over: bool = False  # an episode has ended: the next ones must begin before more is written
+    code: int = 0  # 0: the worker continues; otherwise the exit code that a worker process would have
+    over: bool = False  # an episode has ended; the next episodes must begin before the worker writes more
     ended: bool = False  # see pacing.Tally
-    fragment: Fragment | None = None  # without `data` if that is stored
-    stored: Any = None  # a reference to its data in the object store
+    fragment: Fragment | None = None  # has no `data` if that is in the object store
+    stored: Any = None  # a reference to the fragment's data in the object store
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What a worker is, and where it begins."""
+class ActorSetup:
+    """The settings of an actor and the state from which it starts."""
 
     worker: int
     incarnation: int
     lanes: range
-    shape: Shape  # of one worker's channel
-    pacing: Pacing  # without its cells: how fragments end
-    weights: tuple[Mapping[str, tuple[int, ...]], tuple[int, int]]  # for its Mailbox
+    shape: Shape  # the channel of one worker
+    pacing: Pacing  # decides how fragments end; has no cells
+    weights: tuple[Mapping[str, tuple[int, ...]], tuple[int, int]]  # shapes for the Mailbox
     context: NDArray  # [K, C]
-    steps: int  # of earlier incarnations, ...
+    steps: int  # steps before this start
     out_of_space: int
-    begun: Sequence[int]  # ... and the episodes of each lane that they have begun
-    down_ns: int  # since the last one died; 0: it is the first
-    ticket: int = NO_TICKET  # the first episode, where they are issued
+    begun: Sequence[int]  # episodes of each env that were begun before this start
+    down_ns: int  # time since the previous actor died; 0: this is the first one
+    ticket: int = NO_TICKET  # the first episode, in modes that assign episodes
     nice: int = 0
     inline: int = INLINE
     resume: Mapping[str, NDArray] | None = None
 
 
-class Order(NamedTuple):
-    """A grant, as it is sent."""
+class WriteRequest(NamedTuple):
+    """A grant with the number of the call that carries it."""
 
     number: int  # counts the worker's calls
     grant: Grant
-    waited: int = -1  # what it waited for until now, as an index of WORKER_TIME; -1: nothing
+    waited: int = -1  # why the worker has waited until now, as an index of WORKER_TIME; -1: it has not waited
 
 
 class RayWorker:
-    """Calls run in the main thread; `pulse` and `take_open` are asked by way of a switchboard and answered meanwhile by another.
+    """The actor class. Its main thread runs the calls, and a second thread answers `pulse` and `take_open` during a call.
 
-    Calls are numbered by whoever makes them, so that an answer which comes late is not taken for one about the present call.
+    Those questions come through a relay. The caller numbers its calls, so it does not mistake a late answer for one about the
+    present call.
     """
 
     def __init__(self, board: Any, name: str) -> None:
-        """board: a calls.Switchboard, where questions to the worker of this name are asked."""
+        """board: a calls.QuestionRelay that passes on the questions to the worker of this name."""
         self._worker: Worker | None = None
         self._heartbeats: Heartbeats | None = None
         self._copying = threading.Lock()  # both `write` and `take_open` read fragments
-        self._call, self._closed = 0, -1  # the present call, and the last one whose fragment is to be closed
-        self._idle = 0  # ns, since when it has nothing to do
-        self._told = 0  # reports that were sent
+        self._call = 0  # the present call
+        self._closed = -1  # the last call whose fragment must be closed
+        self._idle = 0  # time in ns at which the worker became idle
+        self._sent = 0  # number of reports that were sent
         threading.Thread(target=self._answer, args=(board, name), name="freewheel-answers", daemon=True).start()
 
     def _answer(self, board: Any, name: str) -> None:
-        """Answer questions. A switchboard that is gone comes back, without those that it had."""
+        """Answer questions. Ray restarts a relay that has died; the questions that it held are lost."""
         import ray
 
         methods: dict[str, Callable[[int], Any]] = {"pulse": self.pulse, "take_open": self.take_open}
@@ -120,15 +129,18 @@ class RayWorker:
     def hello(self) -> Hello:
         return Hello(os.getpid(), platform.node())
 
-    def begin(self, job: Job, factory: bytes) -> Reply:
-        """Make the envs and begin their first episodes."""
+    def begin(self, job: ActorSetup, factory: bytes) -> Reply:
+        """Create the envs and begin their first episodes."""
         from threadpoolctl import threadpool_limits
 
         threadpool_limits(1, user_api="blas")
         os.nice(job.nice)
-        multiprocessing.current_process().name = f"freewheel-worker-{job.worker}"  # as those of other wires
-        self._number, self._inline, self._pacing = job.worker, job.inline, private(job.pacing)
-        self._mailbox, self._tickets = Mailbox(*job.weights), GivenTickets(job.pacing, job.ticket)
+        multiprocessing.current_process().name = f"freewheel-worker-{job.worker}"  # the same name as in the local modes
+        self._number = job.worker
+        self._inline = job.inline
+        self._pacing = private(job.pacing)
+        self._mailbox = Mailbox(*job.weights)
+        self._tickets = ReceivedTickets(job.pacing, job.ticket)
         self._channel = Channel(job.shape)
         self._reader = Reader(self._channel)
         self._heartbeats = heartbeats = Heartbeats(1, job.shape.spec.lanes, job.shape.spec.name)
@@ -137,25 +149,25 @@ class RayWorker:
         memory["steps"][ALONE], memory["out_of_space"][ALONE] = job.steps, job.out_of_space
         memory["begun"][ALONE] = job.begun
         memory["died"][ALONE] = monotonic_ns() - job.down_ns if job.down_ns else 0
-        port, permits = self._channel.ports[ALONE], _Permits(self._pacing, self._tickets)
+        port, permits = self._channel.ports[ALONE], _ActorPermits(self._pacing, self._tickets)
         shared = WorkerResources(factory, port, self._mailbox, heartbeats, permits, job.context, resume=job.resume)
 
         def make() -> None:
-            unpacked(factory)  # tells what this node lacks
+            unpacked(factory)  # reports what this node lacks
             self._worker = Worker(shared, WorkerId(job.worker, job.incarnation, job.lanes, ALONE))
             self._worker.begin()
 
         return self._reply(make)
 
-    def write(self, order: Order, weights: Snapshot | None) -> Reply:
-        """Act within a grant. weights: where they are newer than those it has."""
+    def write(self, order: WriteRequest, weights: Snapshot | None) -> Reply:
+        """Act within a grant. `weights` are given if they are newer than those of the worker."""
         worker = self._begin_call(order.number)
         if order.waited >= 0:
             worker.waited(order.waited, self._idle)
         if weights is not None:
             self._mailbox.post(weights)
         reply = self._reply(lambda: worker.write(order.grant))
-        ended = self._reader.settle(ALONE).ended  # closes what it wrote before it failed
+        ended = self._reader.settle(ALONE).ended  # closes the fragment of a worker that has failed
         with self._copying:
             fragment = self._reader.take(ALONE)._replace(worker=self._number) if self._reader.ready() else None
         stored = None
@@ -166,45 +178,45 @@ class RayWorker:
         return reply._replace(ended=ended, fragment=fragment, stored=stored)
 
     def begin_next(self, number: int, ticket: int) -> Reply:
-        """Begin the next episodes; ticket: which, where they are issued."""
+        """Begin the next episodes. `ticket` selects the episode in modes that assign episodes."""
         worker = self._begin_call(number)
         self._tickets.give(ticket)
         return self._reply(worker.begin_next)
 
     def close(self) -> Reply:
         """Close the envs."""
-        assert self._worker is not None, "begin() comes first"
+        assert self._worker is not None, "call begin() first"
         return self._reply(self._worker.close)
 
     def _begin_call(self, number: int) -> Worker:
-        assert self._worker is not None, "begin() comes first"
+        assert self._worker is not None, "call begin() first"
         self._call = number
         if isinstance(self._pacing, CreditPacing):
             self._pacing.cells["revoked"][ALONE] = self._closed >= number
         return self._worker
 
     def _reply(self, work: Callable[[], None]) -> Reply:
-        """After this work."""
-        assert self._heartbeats is not None, "begin() comes first"
+        """Do this work and return the reply."""
+        assert self._heartbeats is not None, "call begin() first"
         code = exit_code(work, self._heartbeats, ALONE)
-        reports = tuple(self._heartbeats.reports(ALONE, self._told))
-        self._told = int(self._heartbeats.memory["reported"][ALONE]) // 2
+        reports = tuple(self._heartbeats.reports(ALONE, self._sent))
+        self._sent = int(self._heartbeats.memory["reported"][ALONE]) // 2
         self._idle = perf_counter_ns()
         return Reply(self.pulse(), reports, code, over=not code and self._worker is not None and self._worker.over)
 
-    def pulse(self, close: int = -1) -> Pulse:
-        """How it is. close: the fragment of this call ends with the present step."""
+    def pulse(self, close: int = -1) -> ActorHeartbeat:
+        """Return the state of the worker. `close` is a call whose fragment shall end with the present step."""
         self._close(close)
         if self._heartbeats is None:
-            return Pulse(self._call, CONSTRUCT, 0.0)
+            return ActorHeartbeat(self._call, CONSTRUCT, 0.0)
         memory = self._heartbeats.memory
         phase, since = int(memory["phase"][ALONE]), int(memory["since"][ALONE])
         counts = [int(memory[name][ALONE]) for name in COUNTS]
         lanes = [memory[name][ALONE].tolist() for name in LANES]
-        return Pulse(self._call, phase, max(0.0, (monotonic_ns() - since) * 1e-9), counts, lanes)
+        return ActorHeartbeat(self._call, phase, max(0.0, (monotonic_ns() - since) * 1e-9), counts, lanes)
 
-    def take_open(self, call: int) -> tuple[Pulse, Fragment | None]:
-        """The finished rows of the fragment that this call writes, which then ends with the present step."""
+    def take_open(self, call: int) -> tuple[ActorHeartbeat, Fragment | None]:
+        """Return the finished rows of the fragment that this call writes, and end the fragment with the present step."""
         self._close(call)
         with self._copying:
             part = self._reader.take_open(ALONE) if self._call == call else None
@@ -217,21 +229,22 @@ class RayWorker:
 
 
 def private(pacing: Pacing) -> Pacing:
-    """The same pacing for one worker that has its cells for itself."""
+    """Return a copy of the pacing for a single worker, with cells that no other worker shares."""
     own = copy.copy(pacing)
     own.workers = 1
     own.attach({name: [0] * count for name, count in own.layout.items()})
     return own
 
 
-class GivenTickets:
-    """Tickets that come with calls. Implements pacing.episode_queue.TicketSource."""
+class ReceivedTickets:
+    """Tickets that arrive with calls. Implements pacing.episode_queue.TicketSource."""
 
     def __init__(self, pacing: Pacing, first: int) -> None:
         self._given = [first]
         self._last = NO_TICKET
         if isinstance(pacing, EpisodeQueue):
-            self.order, self.side_by_side = pacing.order, pacing.side_by_side
+            self.order = pacing.order
+            self.side_by_side = pacing.side_by_side
 
     def give(self, ticket: int) -> None:
         self._given = [ticket]
@@ -240,15 +253,15 @@ class GivenTickets:
         return NO_TICKET
 
     def issue(self, worker: int) -> int:
-        """The one that was given; where its episode could not begin, others that nobody else has."""
+        """Return the ticket of the call. If its episode could not begin, return further tickets that no other worker has."""
         self._last = self._given.pop() if self._given else self._last + APART
         return self._last
 
 
-class _Permits(Permits):
-    """Of a worker whose grants come with calls."""
+class _ActorPermits(Permits):
+    """The permits of a worker whose grants arrive with calls."""
 
-    def __init__(self, pacing: Pacing, tickets: GivenTickets) -> None:
+    def __init__(self, pacing: Pacing, tickets: ReceivedTickets) -> None:
         super().__init__(pacing, nullcontext(), lambda _: None)
         self._tickets = tickets
 

@@ -1,4 +1,4 @@
-"""Calls of Ray actors: how they are made and answered, and what an error says about whose fault it was."""
+"""Calls of Ray actors: this module makes them, takes their answers, and translates Ray's errors."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from freewheel.errors import SetupError
 from freewheel_ray.actors.actor import RayWorker
 from freewheel_ray.actors.cluster import Cluster
 
-MOST_QUESTIONS = 100_000  # that wait at a switchboard at a time
-Ref = Hashable  # the answer of a call, or a stored value: a ray.ObjectRef
+MOST_QUESTIONS = 100_000  # that can wait at the relay at the same time
+Ref = Hashable  # refers to the answer of a call or to a stored value, like ray.ObjectRef
 
 
-class Failed(NamedTuple):
-    """A call that has no answer, because its worker has ended or failed."""
+class CallFailure(NamedTuple):
+    """Takes the place of an answer if the worker has ended or failed."""
 
     reason: str
     report: str = ""
-    own_fault: bool = True  # not that of the machine it was on
+    own_fault: bool = True  # False: the machine of the worker was lost
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a process is to run, and what it is to be given of its node."""
+class NodeSpec:
+    """The node and the resources that a process asks for."""
 
-    node: str = ""  # the name or address of a host; empty: wherever there is room
+    node: str = ""  # the name or address of a host; empty: any node with room
     cpus: float = 1.0
     gpus: float = 0.0
-    resources: dict[str, float] = field(default_factory=dict)  # of the cluster's own names
+    resources: dict[str, float] = field(default_factory=dict)  # custom resources of the cluster
 
 
-class Switchboard:
-    """An actor that brings questions to workers whose main thread is busy with a call: a thread of theirs waits here for them.
+class QuestionRelay:
+    """An actor that passes questions to workers during a call. A second thread of each worker waits here for them.
 
-    Ray's concurrency groups would do the same, but then its main thread wakes a hundred times a second in every worker, which
-    for fifty of them is a third of a core.
+    Ray's concurrency groups could do the same. With them, however, the main thread of every worker wakes a hundred times a
+    second, which costs a third of a core for fifty workers.
     """
 
     def __init__(self) -> None:
@@ -49,14 +49,14 @@ class Switchboard:
         self._numbers = count()
 
     async def ask(self, worker: str, method: str, argument: int) -> Any:
-        """The worker's answer; None: it has ended."""
+        """Return the worker's answer, or None if the worker has ended."""
         number, answer = next(self._numbers), asyncio.get_running_loop().create_future()
         self._answers[number] = worker, answer
         self._questions[worker].put_nowait((number, method, argument))
         return await answer
 
     async def question(self, worker: str) -> tuple[int, str, int]:
-        """The next question to this worker."""
+        """Return the next question to this worker."""
         return await self._questions[worker].get()
 
     async def answer(self, number: int, value: Any) -> None:
@@ -65,47 +65,49 @@ class Switchboard:
             answer.set_result(value)
 
     async def forget(self, worker: str) -> None:
-        """It has ended, and answers nothing any more."""
+        """Note that a worker has ended, and answer its open questions with None."""
         self._questions.pop(worker, None)
         for number in [number for number, (asked, _) in self._answers.items() if asked == worker]:
             await self.answer(number, None)
 
 
-class Remote(NamedTuple):
-    """An actor, and its name at the switchboard if it is a worker."""
+class NamedActor(NamedTuple):
+    """An actor, with its name at the relay if it is a worker."""
 
     handle: Any
     name: str
 
 
 class RayCalls:
-    """What a driver does with Ray. The cluster is entered."""
+    """The calls to Ray that the driver makes. The cluster must be connected."""
 
     def __init__(self, cluster: Cluster) -> None:
         import ray
 
-        self._ray, self._cluster, self._names = ray, cluster, count()
+        self._ray = ray
+        self._cluster = cluster
+        self._names = count()
         self._class = ray.remote(RayWorker)
         self._board: Any = None  # until there are workers
 
-    def start(self, worker: int) -> Remote:
-        """A new actor for this worker; it may take long until there is room for it."""
-        self._board = self._board or self._switchboard()
+    def start(self, worker: int) -> NamedActor:
+        """Create an actor for this worker. It may take a long time until the cluster has room for it."""
+        self._board = self._board or self._relay()
         name = f"{worker}.{next(self._names)}"
-        return Remote(self._class.options(**self._cluster.actor_options(worker)).remote(self._board, name), name)
+        return NamedActor(self._class.options(**self._cluster.actor_options(worker)).remote(self._board, name), name)
 
-    def _switchboard(self) -> Any:
+    def _relay(self) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(self._ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_concurrency": MOST_QUESTIONS, "max_restarts": -1, "scheduling_strategy": here}
-        return self._ray.remote(Switchboard).options(**options).remote()
+        return self._ray.remote(QuestionRelay).options(**options).remote()
 
-    def attend(self, number: int, place: Place, *words: str) -> Remote:
-        """A new attendants.Attendant."""
+    def attend(self, number: int, place: NodeSpec, *words: str) -> NamedActor:
+        """Create an actor of class node_processes.NodeProcess."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        from freewheel_ray.actors.attendants import Attendant
+        from freewheel_ray.actors.node_processes import NodeProcess
 
         options = self._cluster.actor_options(number) | {"num_cpus": place.cpus, "num_gpus": place.gpus}
         if place.resources:
@@ -115,46 +117,48 @@ class RayCalls:
             chosen = [node for node in alive if place.node in (node.host, node.id)]
             if not chosen:
                 there = ", ".join(sorted({node.host for node in alive}))
-                raise SetupError(f"there is no node '{place.node}' in the cluster; there is {there}")
+                raise SetupError(f"the cluster has no node '{place.node}'; its nodes are {there}")
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(chosen[0].id, soft=False)
-        return Remote(self._ray.remote(max_concurrency=2)(Attendant).options(**options).remote(*words), "")
+        return NamedActor(self._ray.remote(max_concurrency=2)(NodeProcess).options(**options).remote(*words), "")
 
-    def call(self, actor: Remote, method: str, *arguments: Any) -> Any:
+    def call(self, actor: NamedActor, method: str, *arguments: Any) -> Any:
         return getattr(actor.handle, method).remote(*arguments)
 
-    def ask(self, actor: Remote, method: str, number: int) -> Any:
+    def ask(self, actor: NamedActor, method: str, number: int) -> Any:
         return self._board.ask.remote(actor.name, method, number)
 
     def put(self, value: Any) -> Any:
         return self._ray.put(value)
 
-    def kill(self, actor: Remote) -> None:
+    def kill(self, actor: NamedActor) -> None:
         self._ray.kill(actor.handle)
         if self._board is not None:
             self._board.forget.remote(actor.name)
 
 
 def answer_of(future: Future[Any]) -> Any:
-    """The answer of a call, or Failed."""
+    """Return the answer of a call, or a CallFailure."""
     from ray import exceptions
 
     try:
         return future.result()
     except exceptions.RayTaskError as error:
-        return Failed("failed", str(error.cause or error).strip())
+        return CallFailure("failed", str(error.cause or error).strip())
     except exceptions.RayError as error:
         return failed(error)
 
 
-def failed(error: Exception) -> Failed:
-    """What Ray says about an actor or an object that is gone, in a few words."""
+def failed(error: Exception) -> CallFailure:
+    """Describe Ray's error about a lost actor or object in a few words."""
     from ray import exceptions
 
     text = str(error)
     if getattr(error, "preempted", False) or isinstance(error, exceptions.NodeDiedError) or "node has died" in text:
-        return Failed("lost its node", own_fault=False)
+        return CallFailure("lost its node", own_fault=False)
     if isinstance(error, exceptions.OutOfMemoryError) or "running low on memory" in text:
-        return Failed("was killed by Ray, because its node ran out of memory")
+        return CallFailure("was killed by Ray, because its node ran out of memory")
     if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.ActorUnschedulableError):
-        return Failed("cannot be started", text)
-    return Failed("cannot be reached" if isinstance(error, exceptions.ActorUnavailableError) else "ended unexpectedly")
+        return CallFailure("cannot be started", text)
+    return CallFailure(
+        "cannot be reached" if isinstance(error, exceptions.ActorUnavailableError) else "ended unexpectedly"
+    )

@@ -1,4 +1,4 @@
-"""The life of a Ray cluster: connected to, or started for one run on this machine and ended with all that belongs to it."""
+"""Connect to a Ray cluster, or start one on this machine for a single run and end it completely afterwards."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import psutil
 from freewheel.errors import SetupError, UsageError
 from freewheel.files.own_folders import python
 from freewheel.transport import forkserver
-from freewheel_ray.actors import keeper, probe
+from freewheel_ray.actors import address_check, local_cluster
 
 Placement = Literal["spread", "pack"]
 
 MIB = 2**20
-STORE = (256 * MIB, 4 * MIB, 1024 * MIB)  # bytes of a local object store: at first, for each worker, at most
-LEAST_STORE = 80 * MIB  # Ray refuses less
-ANSWERS = 1.0  # seconds for a node to answer
-ENDS = 2 * keeper.ENDS  # seconds for the keeper to end a cluster
+STORE = (256 * MIB, 4 * MIB, 1024 * MIB)  # bytes of a local object store: base size, size for each worker, maximum
+LEAST_STORE = 80 * MIB  # Ray refuses smaller stores
+ANSWERS = 1.0  # seconds that a node has to answer
+ENDS = 2 * local_cluster.ENDS  # seconds that the process of a local cluster has to end it
 
 
 class NodeInfo(NamedTuple):
@@ -41,21 +41,21 @@ class NodeInfo(NamedTuple):
 
 
 def require_ray() -> None:
-    """UsageError unless Ray is installed."""
+    """Raise UsageError unless Ray is installed."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError("--mode ray and --federate need Ray, which is not installed: pip install 'freewheel-ray[ray]'")
 
 
 def cluster_cpus(address: str | None) -> float:
-    """The CPUs of a cluster: of this machine where a local one would be started."""
+    """Return the CPUs of a cluster. Without an address these are the CPUs of this machine, where a cluster would be started."""
     if address is None:
         return float(len(psutil.Process().cpu_affinity() or [0]))
     require_ray()
-    return sum(probe.find(address).cpus.values())
+    return sum(address_check.find(address).cpus.values())
 
 
 class Cluster:
-    """A context manager around a connection to Ray; only one at a time in a process."""
+    """A context manager for a connection to Ray. A process can have only one at a time."""
 
     def __init__(
         self,
@@ -66,13 +66,16 @@ class Cluster:
         placement: Placement = "spread",
         object_store: int | None = None,
     ) -> None:
-        self.address, self.workers, self.cpus_per_worker, self.placement = address, workers, cpus_per_worker, placement
-        self._started: keeper.Started | None = None
-        self.autoscales = False  # whether nodes come where there is work for them
-        self.notes: list[str] = []  # what the user should know of the cluster
-        self._store = object_store  # bytes, of a local cluster
-        self._placed: dict[int, str] = {}  # the node that each worker was meant for
-        self._gone: set[str] = set()  # nodes that Ray takes for alive, but that no longer answer
+        self.address = address
+        self.workers = workers
+        self.cpus_per_worker = cpus_per_worker
+        self.placement = placement
+        self._started: local_cluster.StartedCluster | None = None
+        self.autoscales = False  # whether the cluster adds nodes when there is work for them
+        self.notes: list[str] = []  # messages about the cluster for the user
+        self._store = object_store  # bytes of the object store of a local cluster
+        self._placed: dict[int, str] = {}  # the node that was chosen for each worker
+        self._gone: set[str] = set()  # nodes that no longer answer although Ray believes that they are alive
         self._held = ExitStack()
 
     def __enter__(self) -> Self:
@@ -81,7 +84,7 @@ class Cluster:
             self.start_outside(held)
             if self._started is None:
                 self._join(self.address or "", held)
-            elif not _initialized():  # by the caller's own program, which stays connected
+            elif not _initialized():  # a program that has called ray.init() stays connected
                 self._enter(self._started, held)
             self._held = held.pop_all()
         return self
@@ -90,49 +93,50 @@ class Cluster:
         self._held.close()
 
     def start_outside(self, held: ExitStack) -> list[int]:
-        """Start or find what another process is to connect to. Returns what can be read from when that has ended."""
+        """Start or find the cluster for another process. Returns descriptors that become readable when the cluster ends."""
         if _initialized():
             there: str = sys.modules["ray"].get_runtime_context().gcs_address
             if self.address not in (None, "auto", there):
                 raise UsageError(
-                    f"this program is connected to Ray at {there} already: leave out --address {self.address}"
+                    f"this program is connected to Ray at {there} already; leave out --address {self.address}"
                 )
-            self._started = keeper.Started(there, "")
+            self._started = local_cluster.StartedCluster(there, "")
         elif self.address is None and self._started is None:
             cpus = max(math.ceil(self.workers * self.cpus_per_worker), os.cpu_count() or 1)
             self._started, ended = held.enter_context(_local(cpus, self._store or _store_bytes(self.workers)))
             return [ended]
         return []
 
-    def _enter(self, started: keeper.Started, held: ExitStack) -> None:
-        """Connect to a cluster on this machine that is known to be there."""
-        if started.folder:  # with a token of its own
-            held.enter_context(forkserver.environment(keeper.with_token(started.folder)))
+    def _enter(self, started: local_cluster.StartedCluster, held: ExitStack) -> None:
+        """Connect to a cluster that runs on this machine."""
+        if started.folder:  # this cluster has a separate token
+            held.enter_context(forkserver.environment(local_cluster.with_token(started.folder)))
         _connect(started.address, held, loopback=started.address.startswith("127.0.0.1:"))
 
     def _join(self, address: str, held: ExitStack) -> None:
-        found = probe.find(address)
-        self.autoscales, largest = found.autoscales, max(found.cpus.values())
+        found = address_check.find(address)
+        self.autoscales = found.autoscales
+        largest = max(found.cpus.values())
         if largest < self.cpus_per_worker and not self.autoscales:
             raise SetupError(
-                f"no node of the cluster has {self.cpus_per_worker:g} CPUs for a worker: the largest has {largest:g}"
+                f"no node of the cluster has {self.cpus_per_worker:g} CPUs for a worker; the largest has {largest:g}"
             )
         held.enter_context(forkserver.environment({"RAY_AUTH_MODE": "token" if found.guarded else "disabled"}))
         _connect(found.address, held, loopback=found.loopback)
         if not found.guarded:
             self.notes.append(
-                f"Ray at {found.address} asks for no token: whoever reaches it can run programs on its nodes"
+                f"Ray at {found.address} does not require a token: everyone who can reach it can run programs on its nodes"
             )
         if (room := self.room()) < self.workers:
             later = "when the cluster has grown" if self.autoscales else "when there is room"
             self.notes.append(
-                f"the cluster has room for {room} of {self.workers} workers now; the others start {later}"
+                f"the cluster has room for {room} of {self.workers} workers now; the others will start {later}"
             )
 
     # ------------------------------------------------------------------------------------------------------- where workers go
 
     def actor_options(self, worker: int) -> dict[str, Any]:
-        """For `ActorClass.options(**...)`: what a worker needs, and on which node it goes if that has room."""
+        """Return arguments of `ActorClass.options()`: the resources of a worker, and the node that it prefers."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         options: dict[str, Any] = {"num_cpus": self.cpus_per_worker, "max_restarts": 0, "max_task_retries": 0}
@@ -147,7 +151,7 @@ class Cluster:
         return options
 
     def _choose(self) -> str | None:
-        """The emptiest node (spread), or the first with room (pack); None: all are full, as far as is known."""
+        """Choose the emptiest node (spread) or the first node with room (pack). Returns None if all seem to be full."""
         placed = Counter(self._placed.values())
         load = {node.id: (placed[node.id] + 1) * self.cpus_per_worker / node.cpus for node in self._usable()}
         fitting = {node: share for node, share in load.items() if share <= 1}
@@ -156,7 +160,7 @@ class Cluster:
         return next(iter(fitting)) if self.placement == "pack" else min(fitting, key=lambda node: fitting[node])
 
     def _usable(self) -> list[NodeInfo]:
-        """Nodes that a worker fits on, the driver's first."""
+        """Return the nodes that are large enough for a worker. The driver's node comes first."""
         import ray
 
         here = ray.get_runtime_context().get_node_id()
@@ -165,8 +169,8 @@ class Cluster:
         return sorted(nodes, key=lambda node: node.id != here)
 
     def _answers(self, node: str) -> bool:
-        """Whether the node that a worker was lost on is still there: Ray needs a quarter of a minute to see that one is not, and
-        would place workers on it all the while."""
+        """Return whether the node of a lost worker still answers. Ray needs 15 seconds to notice the loss of a node, and would
+        place workers on it until then."""
         import ray
 
         place = next(
@@ -179,7 +183,7 @@ class Cluster:
         return True
 
     def room(self) -> int:
-        """How many more workers fit now."""
+        """Return how many more workers fit now."""
         if self.cpus_per_worker == 0:
             return self.workers
         from ray._private.state import available_resources_per_node
@@ -202,9 +206,10 @@ class Cluster:
 
 
 @contextmanager
-def _local(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
-    """A cluster on this machine that ends with the block, or with this process; and what can be read from when it has ended."""
-    words = [*python("freewheel_ray.actors.keeper"), str(os.getpid()), str(cpus), str(store)]
+def _local(cpus: int, store: int) -> Iterator[tuple[local_cluster.StartedCluster, int]]:
+    """Start a cluster on this machine that ends with the block or with this process. Also yields a descriptor that becomes
+    readable when the cluster has ended."""
+    words = [*python("freewheel_ray.actors.local_cluster"), str(os.getpid()), str(cpus), str(store)]
     with forkserver.environment(forkserver.for_server()), forkserver.signals_blocked(*forkserver.TERMINAL):
         process = subprocess.Popen(
             words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
@@ -216,29 +221,29 @@ def _local(cpus: int, store: int) -> Iterator[tuple[keeper.Started, int]]:
         started = _answer(process.stdout.fileno())
         folder = started.folder
         if started.error:
-            raise SetupError(f"Ray does not start on this machine: {started.error}")
+            raise SetupError(f"Ray cannot be started on this machine: {started.error}")
         yield started, process.stdout.fileno()
     finally:
         process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(ENDS)
-        if process.poll() != 0:  # it was killed
+        if process.poll() != 0:  # the process was killed
             process.kill()
             process.wait()
             if folder:
-                keeper.end_all(folder, descendants=False)
+                local_cluster.end_all(folder, descendants=False)
         process.stdout.close()
 
 
-def _answer(pipe: int) -> keeper.Started:
+def _answer(pipe: int) -> local_cluster.StartedCluster:
     line = b""
     while not line.endswith(b"\n"):
-        ready, _, _ = select.select([pipe], [], [], 2 * keeper.SERVES)
+        ready, _, _ = select.select([pipe], [], [], 2 * local_cluster.SERVES)
         part = os.read(pipe, 65536) if ready else b""
         if not part:
-            return keeper.Started("", "", "the process that starts it has ended or hangs")
+            return local_cluster.StartedCluster("", "", "the process that starts it has ended or does not respond")
         line += part
-    return keeper.Started(*json.loads(line))
+    return local_cluster.StartedCluster(*json.loads(line))
 
 
 def _store_bytes(workers: int) -> int:
@@ -247,17 +252,17 @@ def _store_bytes(workers: int) -> int:
 
 
 def _initialized() -> bool:
-    """Whether this process is connected."""
+    """Return whether this process is connected to Ray."""
     return "ray" in sys.modules and bool(sys.modules["ray"].is_initialized())
 
 
 def _connect(address: str, held: ExitStack, *, loopback: bool) -> None:
-    """For good: a process that was connected to Ray is not as it was before."""
+    """Connect this process to Ray. This changes the process permanently, even after it disconnects."""
     import ray
     from ray._private import ray_constants, worker
 
-    worker._worker_logs_enabled = False  # what ends is told by who watches it
-    if loopback:  # which Ray would else replace by the machine's own address
+    worker._worker_logs_enabled = False  # our supervisor reports actors that have ended
+    if loopback:  # otherwise Ray would replace this address by the machine's external one
         ray_constants.ENABLE_RAY_CLUSTER = False
     _reload_authentication()
     held.callback(ray.shutdown)
@@ -268,7 +273,7 @@ def _connect(address: str, held: ExitStack, *, loopback: bool) -> None:
 
 
 def _job_config() -> Any:
-    """Actors find what this program finds, and nothing in its current folder, which Ray would put in front of all the rest."""
+    """Give actors the import path of this program without the current folder, which Ray would put first."""
     from ray.job_config import JobConfig
 
     script = os.path.dirname(os.path.realpath(sys.argv[0]))
@@ -278,7 +283,7 @@ def _job_config() -> Any:
 
 
 def _reload_authentication() -> None:
-    """Let this process read again from its environment whether it has a token, and which."""
+    """Make this process read its token from the environment again."""
     from ray._raylet import AuthenticationTokenLoader, Config
 
     Config.initialize("")

@@ -1,4 +1,4 @@
-"""Fragments on their way from actors to the learner, in the order in which each worker wrote them, and counts of their rows."""
+"""Queue the fragments from actors for the learner, in the order in which each worker wrote them, and count their rows."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from freewheel.transport.wire import Fragment, WorkerRows
 
 
 @dataclass(eq=False)
-class Arriving:
-    """A fragment; its data is missing unless it is complete."""
+class PendingFragment:
+    """A fragment whose data may not have arrived yet."""
 
     fragment: Fragment
     complete: bool
 
 
 class FragmentQueue:
-    """One thread puts, another one takes. Rows count from when their number is known: their data may come later, or never."""
+    """A queue between two threads. Rows are counted when their number is known; their data may arrive later or never."""
 
     def __init__(self, workers: int, env: EnvSpec) -> None:
-        """`env` of one worker."""
+        """env: the envs of one worker."""
         self._nothing = empty_transitions(0, env)
         self._lock = threading.RLock()
-        self._coming: list[deque[Arriving]] = [deque() for _ in range(workers)]
-        self._closed: deque[Fragment] = deque()  # that the learner may take
+        self._pending: list[deque[PendingFragment]] = [deque() for _ in range(workers)]
+        self._closed: deque[Fragment] = deque()  # fragments that the learner may take
         self._parts: list[Fragment | None] = [None] * workers  # the finished rows of each worker's open fragment
-        self._produced, self._failed = [0] * workers, [0] * workers
+        self._produced = [0] * workers
+        self._failed = [0] * workers
         self._queued = [0] * workers  # rows
         self._fragments = [0] * workers
         self.ended = [True] * workers  # see Tally
@@ -46,34 +47,34 @@ class FragmentQueue:
             return WorkerRows(self._produced[worker], self._queued[worker], 0)
 
     def fragments(self, worker: int) -> int:
-        """Those of a worker that the learner has not taken."""
+        """Return how many fragments of a worker the learner has not taken."""
         return self._fragments[worker]
 
     def waiting(self) -> int:
         return sum(self._fragments)
 
     def versions(self) -> list[int]:
-        """The oldest version of each worker that has fragments here."""
+        """Return the oldest version of each worker that has fragments in the queue."""
         oldest: dict[int, int] = {}
         with self._lock:
-            coming = (entry.fragment for entries in self._coming for entry in entries)
-            for fragment in (*self._closed, *coming):
+            pending = (entry.fragment for entries in self._pending for entry in entries)
+            for fragment in (*self._closed, *pending):
                 oldest[fragment.worker] = min(fragment.version, oldest.get(fragment.worker, fragment.version))
         return list(oldest.values())
 
-    def put(self, fragment: Fragment, *, complete: bool = True) -> Arriving:
-        """The next fragment of its worker. Call `arrived` when its data is there, if it is not complete."""
+    def put(self, fragment: Fragment, *, complete: bool = True) -> PendingFragment:
+        """Add the next fragment of its worker. If it is not complete, call `arrived` when its data is there."""
         with self._lock:
             fragment = fragment._replace(data=writable(fragment.data)) if complete else fragment
             self.close_part(fragment.worker)
             self._count(fragment)
-            entry = Arriving(fragment, complete)
-            self._coming[fragment.worker].append(entry)
+            entry = PendingFragment(fragment, complete)
+            self._pending[fragment.worker].append(entry)
             self._move(fragment.worker)
         return entry
 
-    def arrived(self, entry: Arriving, data: Transitions | None) -> None:
-        """The data of a fragment has come, or is lost."""
+    def arrived(self, entry: PendingFragment, data: Transitions | None) -> None:
+        """Add the data of a fragment, or None if the data is lost."""
         with self._lock:
             fragment = entry.fragment
             if data is not None:
@@ -86,7 +87,7 @@ class FragmentQueue:
             self._move(fragment.worker)
 
     def put_part(self, part: Fragment) -> None:
-        """The finished rows of a fragment that is still being written."""
+        """Add the finished rows of a fragment that is still being written."""
         part = part._replace(data=writable(part.data))
         with self._lock:
             self._count(part)
@@ -100,11 +101,11 @@ class FragmentQueue:
             return part
 
     def close_part(self, worker: int) -> None:
-        """The rest of it comes as a fragment of its own, or never."""
+        """Close a part of a fragment. The remaining rows arrive as a separate fragment or never."""
         with self._lock:
             part, self._parts[worker] = self._parts[worker], None
             if part is not None:
-                self._coming[worker].append(Arriving(part, complete=True))
+                self._pending[worker].append(PendingFragment(part, complete=True))
                 self._move(worker)
 
     def take(self) -> list[Fragment]:
@@ -116,9 +117,9 @@ class FragmentQueue:
         return taken
 
     def lose_the_rest(self) -> None:
-        """Nothing more will come."""
+        """Count all rows that have not arrived as lost."""
         with self._lock:
-            for worker, entries in enumerate(self._coming):
+            for worker, entries in enumerate(self._pending):
                 self.close_part(worker)
                 for entry in list(entries):
                     if not entry.complete:
@@ -136,8 +137,8 @@ class FragmentQueue:
         self._fragments[fragment.worker] -= 1
 
     def _move(self, worker: int) -> None:
-        """What is complete, and has nothing before it that is not, may be taken."""
-        entries, moved = self._coming[worker], False
+        """Release the fragments that are complete and have no incomplete fragment before them."""
+        entries, moved = self._pending[worker], False
         while entries and entries[0].complete:
             self._closed.append(entries.popleft().fragment)
             moved = True
@@ -149,5 +150,5 @@ class FragmentQueue:
 
 
 def writable(data: Transitions) -> Transitions:
-    """A copy: what Ray brings must not be changed."""
+    """Return a copy, because data from Ray is read-only."""
     return Transitions(*(getattr(data, name).copy() for name in TRANSITION_FIELDS))

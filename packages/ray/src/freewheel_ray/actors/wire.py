@@ -1,4 +1,4 @@
-"""The Ray wire: workers are actors of a cluster. A call brings a grant and a reference to the weights, its answer brings rows."""
+"""Connect the pool to Ray actors. A call carries a grant and a reference to the weights, and its reply carries rows."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ from freewheel.transport.shm.memory import most_contexts
 from freewheel.transport.wire import Fragment, WorkerRows
 from freewheel.transport.workers.heartbeats import Heartbeats
 from freewheel.transport.workers.wire import Size, SupervisedWire
-from freewheel_ray.actors.actor import INLINE, Job
+from freewheel_ray.actors.actor import INLINE, ActorSetup
 from freewheel_ray.actors.cluster import Cluster
-from freewheel_ray.actors.crew import Crew
+from freewheel_ray.actors.code_shipping import packed
 from freewheel_ray.actors.driver import Driver
-from freewheel_ray.actors.luggage import packed
 from freewheel_ray.actors.queue import FragmentQueue
+from freewheel_ray.actors.supervisor import ActorSupervisor
 
-FIRST, LOOK = 60.0, 0.1  # seconds that the first actor may take to be there, and between two looks
+FIRST = 60.0  # seconds to wait for the first actor before the training continues without it
+LOOK = 0.1  # seconds between two checks
 
 
 class RayWire(SupervisedWire):
-    """Supervised actors. The pacing's cells are here: a thread of this process takes grants for actors that have ended a call."""
+    """The connection to supervised actors. The pacing's cells are in this process, where a thread takes the grants for actors."""
 
     inline = INLINE
 
     def __init__(self, factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, size: Size, cluster: Cluster) -> None:
         super().__init__(factory, spec, pacing, size)
-        self._cluster, self._nice = cluster, spec.workers.nice
-        self._driver, self._while_waiting = Driver(cluster), spec.while_waiting
-        self._weights, self._pacing = (spec.weights, most_contexts(spec.context)), copy.copy(pacing)
+        self._cluster = cluster
+        self._nice = spec.workers.nice
+        self._driver = Driver(cluster)
+        self._while_waiting = spec.while_waiting
+        self._weights = (spec.weights, most_contexts(spec.context))
+        self._pacing = copy.copy(pacing)
         self._pacing.cells = {}
         env = replace(spec.env, lanes=self.lanes)
         context, tickets = spec.context.shape[1], pacing.ticket_columns
@@ -49,9 +53,11 @@ class RayWire(SupervisedWire):
             undo.callback(heartbeats.close)
             self._resources = undo.pop_all()
         limits, room = spec.workers.timeouts, size.slots
-        self.crew = Crew(size.workers, heartbeats, limits, self.queue, pacing, self._job, room, self.mean_step)
-        self.permits = self.crew.permits
-        self._watch_over(self.crew, self.crew.times)
+        self.supervisor = ActorSupervisor(
+            size.workers, heartbeats, limits, self.queue, pacing, self._job, room, self.mean_step
+        )
+        self.permits = self.supervisor.permits
+        self._watch_over(self.supervisor, self.supervisor.times)
 
     def __enter__(self) -> Self:
         began = time.monotonic()
@@ -59,9 +65,9 @@ class RayWire(SupervisedWire):
             undo.push(self)
             self._resources.enter_context(self._driver)
             self._resources.callback(self._close_accounts)
-            self._resources.callback(self.crew.stop)
-            self.crew.start(self._driver, self._factory)
-            while not self.crew.there.wait(LOOK) and time.monotonic() < began + FIRST:
+            self._resources.callback(self.supervisor.stop)
+            self.supervisor.start(self._driver, self._factory)
+            while not self.supervisor.there.wait(LOOK) and time.monotonic() < began + FIRST:
                 self._check()
                 self._while_waiting()
             self.started_s = time.monotonic() - began
@@ -72,19 +78,22 @@ class RayWire(SupervisedWire):
         self._resources.close()
 
     def post(self, snapshot: Snapshot) -> None:
-        """Once for all actors: each node fetches it once."""
+        """Store the weights once for all actors; each node fetches them once."""
         super().post(snapshot)
         params = {name: to_numpy(snapshot.params[name]) for name in self._weights[0]}
-        self.crew.weights = snapshot.version, self._driver.put(Snapshot(snapshot.version, params, snapshot.context))
+        self.supervisor.weights = (
+            snapshot.version,
+            self._driver.put(Snapshot(snapshot.version, params, snapshot.context)),
+        )
 
     def take(self) -> Iterator[Fragment]:
         taken = self.queue.take()
         if taken and self._final is None:
-            self.crew.wake({fragment.worker for fragment in taken})
+            self.supervisor.wake({fragment.worker for fragment in taken})
         return iter(taken)
 
     def take_open(self, worker: int) -> Fragment | None:
-        return self.crew.take_part(worker)
+        return self.supervisor.take_part(worker)
 
     def wait(self, seconds: float) -> bool:
         closed = self.queue.wakeup.wait(seconds)
@@ -102,23 +111,24 @@ class RayWire(SupervisedWire):
         return self.queue.waiting()
 
     def step_ages(self) -> NDArray:
-        return self.crew.step_ages()
+        return self.supervisor.step_ages()
 
     def messages(self) -> list[str]:
-        notes, self._cluster.notes = self._cluster.notes, []
+        notes = self._cluster.notes
+        self._cluster.notes = []
         return [*notes, *super().messages()]
 
     def summary(self) -> Mapping[str, Any]:
-        return {**super().summary(), "fragments_lost": self.crew.fragments_lost}
+        return {**super().summary(), "fragments_lost": self.supervisor.fragments_lost}
 
     def _settle_all(self) -> None:
-        """The crew has left nothing open."""
+        """Do nothing, because the supervisor has settled every worker."""
 
-    def _job(self, worker: int, incarnation: int, ticket: int) -> Job:
+    def _job(self, worker: int, incarnation: int, ticket: int) -> ActorSetup:
         self._record_start(worker, incarnation)
         memory, first = self.heartbeats.memory, worker * self.lanes
         died = int(memory["died"][worker])
-        return Job(
+        return ActorSetup(
             worker=worker,
             incarnation=incarnation,
             lanes=range(first, first + self.lanes),

@@ -1,1 +1,1 @@
-"""Federated averaging: several sites that share no data train, each for itself; only what they have learned travels."""
+"""Federated averaging: several sites train separately and share no data; only weights and statistics travel between them."""

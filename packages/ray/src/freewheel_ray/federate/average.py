@@ -1,7 +1,7 @@
-"""What becomes of what the sites have learned: weights are averaged by rows, running statistics are pooled. Decides nothing else.
+"""Average the weights of the sites by rows, and pool their running statistics.
 
-Statistics are vectors [mean, square, count], as learn/moments.py keeps them: `square` is the sum of squared distances from the
-mean. Two of them are joined by Chan's formula, which is exact, and a part can be taken out of a whole again.
+Statistics are vectors [mean, square, count] as in learn/moments.py, where `square` is the sum of squared distances from the mean.
+Chan's formula joins two of them exactly, and also removes a part from a whole.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from freewheel.policies.spec import PolicySpec
 
 
 class Contribution(NamedTuple):
-    """What a site has learned in one round."""
+    """The weights and statistics that a site has learned in one round."""
 
-    learned: Mapping[str, NDArray]  # statistics: of the rows of this round alone
-    rows: int  # that it was learned from, > 0
+    learned: Mapping[str, NDArray]  # its statistics cover only the rows of this round
+    rows: int  # rows of the round, > 0
 
 
 def average(base: Mapping[str, NDArray], sites: Sequence[Contribution]) -> dict[str, NDArray]:
-    """The mean of their weights, each counted by its rows, in the types of `base`; to the statistics of `base`, which all of them
-    have begun with, those of their rows are added."""
+    """Return the mean of the sites' weights, weighted by rows, in the types of `base`. The statistics of the sites' rows are
+    added to those of `base`, from which all sites have begun."""
     total = sum(site.rows for site in sites)
     found: dict[str, NDArray] = {}
     for name, value in base.items():
@@ -41,7 +41,7 @@ def average(base: Mapping[str, NDArray], sites: Sequence[Contribution]) -> dict[
 
 
 def distance(mean: Mapping[str, NDArray], sites: Sequence[Contribution]) -> float:
-    """How far the sites' weights are from their mean, as a part of its length: the root of the mean square, by rows."""
+    """Return the distance of the sites' weights from their mean: the root mean square, weighted by rows, over the mean's norm."""
     names = [name for name in mean if not name.startswith(STATISTICS)]
     total = sum(site.rows for site in sites)
     apart = sum(site.rows / total * _square(site.learned[name] - mean[name]) for name in names for site in sites)
@@ -54,7 +54,7 @@ def _square(values: NDArray) -> float:
 
 
 def joined(one: NDArray, other: NDArray) -> NDArray:
-    """The statistics of all rows of both."""
+    """Return the statistics of the rows of both."""
     total = one[-1] + other[-1]
     if not total:
         return one.copy()
@@ -67,7 +67,7 @@ def joined(one: NDArray, other: NDArray) -> NDArray:
 
 
 def without(whole: NDArray, part: NDArray) -> NDArray:
-    """The statistics of the rows of a whole that are not of this part of it."""
+    """Return the statistics of the rows that are in the whole but not in the part."""
     count = whole[-1] - part[-1]
     if count <= 0:
         return np.zeros_like(whole)
@@ -83,27 +83,27 @@ def _parts(statistics: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def bounded(learned: Mapping[str, NDArray], rows: int) -> dict[str, NDArray]:
-    """The same with statistics that count for so many rows at most; ValueError if they are of no rows at all."""
+    """Return the same with statistics that count for at most this many rows; raise ValueError if they cannot be statistics."""
     found = dict(learned)
     for name, value in learned.items():
         if name.startswith(STATISTICS):
             mean, square = _parts(value)
             if value[-1] < 0 or (square < 0).any():
-                raise ValueError(f"'{name}' are no statistics of rows")
+                raise ValueError(f"'{name}' does not hold statistics of rows")
             if value[-1] > rows:
                 found[name] = np.concatenate([mean, square * (rows / value[-1]), [rows]])
     return found
 
 
 def round_of(learned: Mapping[str, NDArray], base: Mapping[str, NDArray]) -> dict[str, NDArray]:
-    """What a site hands over that has begun with `base`: its weights, and the statistics of the rows since then."""
+    """Return what a site sends after it has begun with `base`: its weights, and the statistics of the rows since then."""
     return {
         name: without(value, base[name]) if name.startswith(STATISTICS) else value for name, value in learned.items()
     }
 
 
 def weights_of(learned: Mapping[str, NDArray], policy: PolicySpec) -> dict[str, NDArray]:
-    """What acts, with the statistics that it normalises observations by: the weights of a checkpoint."""
+    """Return the weights of a checkpoint: the policy, with the statistics that normalise its observations."""
     weights = {name.removeprefix(POLICY): np.array(value) for name, value in learned.items() if name.startswith(POLICY)}
     if OBS_STATISTICS in learned:
         statistics = learned[OBS_STATISTICS]

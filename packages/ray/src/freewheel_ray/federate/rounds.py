@@ -1,9 +1,10 @@
-"""Which sites take part in which round: who is asked, who counts, who is skipped and why. No clock, no network, no weights.
+"""Decide which sites take part in each round: which are asked, which count, and which are skipped and why. This module knows no
+clock, no network and no weights.
 
-A site is *starting* until it has answered for the first time, *ready* when it waits for the next round, *busy* while it trains,
-*lost* when it has ended by itself, and *refused* for good. A round asks all that are ready. It ends when all have answered or
-the time is up; whoever has not answered by then is skipped, goes on alone, and is asked again in the first round after its
-answer, with the newest average. A lost site is started again at the next round, so many times.
+A site is *starting* until its first answer, *ready* while it waits for a round, *busy* while it trains, *lost* after it has
+ended unexpectedly, and permanently *refused*. A round asks all ready sites and ends when all have answered or the time is up.
+A site that has not answered by then is skipped. It continues alone, and the first round after its answer asks it again with the
+newest average. The next round starts a lost site again, up to a maximum number of times.
 """
 
 from __future__ import annotations
@@ -14,100 +15,109 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-State = Literal["starting", "ready", "busy", "lost", "refused"]
-#: Why a site is not in the average of a round.
+SiteState = Literal["starting", "ready", "busy", "lost", "refused"]
+#: The reasons why a site is not in the average of a round.
 REASONS = ("late", "lost", "invalid", "empty", "starting", "refused")
-FACTOR, LEAST = 3.0, 30.0  # auto: a round may take so many times as long as half of its sites, at least so many seconds
+FACTOR = 3.0  # auto: the time limit of a round is this multiple of the time that half of its sites took
+LEAST = 30.0  # auto: shortest time limit in seconds
 
 
 @dataclass
-class Tally:
-    """What a site has done in all rounds."""
+class SiteTotals:
+    """Totals of one site over all rounds."""
 
-    rounds: int = 0  # in which it counted
-    rows: int = 0  # in these rounds
-    skipped: dict[str, int] = field(default_factory=dict)  # rounds, by reason
+    rounds: int = 0  # rounds in which the site counted
+    rows: int = 0  # its rows in these rounds
+    skipped: dict[str, int] = field(default_factory=dict)  # number of skipped rounds by reason
 
 
 @dataclass
-class Site:
-    """What is known of one site."""
+class SiteStatus:
+    """The state of one site."""
 
     name: str
-    state: State = "starting"
-    asked: int = 0  # the round that it was asked for last
+    state: SiteState = "starting"
+    asked: int = 0  # the last round in which the site was asked
     starts: int = 1
-    problem: str = ""  # the last one, in words
-    tally: Tally = field(default_factory=Tally)
+    problem: str = ""  # text of the last problem
+    tally: SiteTotals = field(default_factory=SiteTotals)
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A round that is over."""
+class RoundResult:
+    """The result of a round."""
 
     round: int
     counted: tuple[str, ...]
     skipped: dict[str, str]  # site -> one of REASONS
-    enough: bool  # whether there are enough sites for an average
+    enough: bool  # whether enough sites answered for an average
 
 
-class Rounds:
+class FederationRounds:
     """The rounds of a federation."""
 
     def __init__(self, names: Sequence[str], *, least: int = 1, restarts: int = 3, done: int = 0) -> None:
-        """least: sites that an average needs; restarts: of each site; done: rounds before."""
-        self.sites = {name: Site(name) for name in names}
-        self.round, self._least, self._restarts = done, least, restarts
+        """least: sites that an average needs; restarts: how often each site may start again; done: rounds before this session."""
+        self.sites = {name: SiteStatus(name) for name in names}
+        self.round = done
+        self._least = least
+        self._restarts = restarts
         self._open = False
-        self._answers: dict[str, int] = {}  # rows, of those that count in the present round
-        self._out: dict[str, str] = {}  # reasons of those that have answered and do not count
+        self._answers: dict[str, int] = {}  # rows of the sites that count in the present round
+        self._out: dict[str, str] = {}  # reasons of the asked sites that do not count
         self._asked: tuple[str, ...] = ()
-        self._times: list[float] = []  # seconds from the beginning of the round to each answer
+        self._times: list[float] = []  # seconds from the start of the round to each answer
 
-    def those(self, *states: State) -> list[str]:
+    def those(self, *states: SiteState) -> list[str]:
         return [name for name, site in self.sites.items() if site.state in states]
 
     # ------------------------------------------------------------------------------------------------------- between rounds
 
     def joined(self, name: str) -> None:
-        """A site that was started has answered."""
+        """Note that a started site has answered."""
         if self.sites[name].state == "starting":
             self.sites[name].state = "ready"
 
     def refuse(self, name: str, problem: str) -> None:
-        """A site that can never take part."""
-        self.sites[name].state, self.sites[name].problem = "refused", problem
+        """Exclude a site permanently."""
+        self.sites[name].state = "refused"
+        self.sites[name].problem = problem
         self._leave(name, "refused")
 
     def to_restart(self) -> list[str]:
-        """Lost sites that are to be started again now; they count as started."""
+        """Return the lost sites that must be started again now, and count them as started."""
         found = [site for site in self.sites.values() if site.state == "lost" and site.starts <= self._restarts]
         for site in found:
-            site.state, site.starts = "starting", site.starts + 1
+            site.state = "starting"
+            site.starts += 1
         return [site.name for site in found]
 
     @property
     def hopeless(self) -> bool:
-        """Whether no site will ever answer again."""
+        """Whether no site can ever answer again."""
         return all(
             site.state == "refused" or (site.state == "lost" and site.starts > self._restarts)
             for site in self.sites.values()
         )
 
     def begin(self) -> list[str]:
-        """The next round: the sites to ask."""
+        """Begin the next round and return the sites to ask."""
         self.round += 1
-        self._open, self._answers, self._out, self._times = True, {}, {}, []
+        self._open = True
+        self._answers = {}
+        self._out = {}
+        self._times = []
         self._asked = tuple(self.those("ready"))
         for name in self._asked:
-            self.sites[name].state, self.sites[name].asked = "busy", self.round
+            self.sites[name].state = "busy"
+            self.sites[name].asked = self.round
         return list(self._asked)
 
     # ------------------------------------------------------------------------------------------------------------- in a round
 
     def answered(self, name: str, number: int, rows: int, seconds: float, problem: str = "") -> bool:
-        """A site has answered for round `number`, so many seconds after the present one began; whether it counts. A second answer
-        and one that comes after its round change nothing but that the site is ready again."""
+        """Note the answer of a site for round `number`, this many seconds after the present round began, and return whether it
+        counts. A repeated answer, or one for an earlier round, only makes the site ready again."""
         site = self.sites[name]
         if site.state != "busy" or number != site.asked:
             return False
@@ -123,9 +133,10 @@ class Rounds:
         return True
 
     def lost(self, name: str, problem: str) -> None:
-        """A site has ended, or cannot be reached any more."""
+        """Note that a site has ended or cannot be reached."""
         if self.sites[name].state != "refused":
-            self.sites[name].state, self.sites[name].problem = "lost", problem
+            self.sites[name].state = "lost"
+            self.sites[name].problem = problem
             self._leave(name, "lost")
 
     def _leave(self, name: str, reason: str) -> None:
@@ -134,22 +145,22 @@ class Rounds:
 
     @property
     def waiting(self) -> list[str]:
-        """Sites of this round that have not answered."""
+        """The sites of this round that have not answered."""
         return [name for name in self._asked if name not in self._answers and name not in self._out]
 
     def limit(self, given: float | None) -> float:
-        """Seconds that this round may take: those that are given, else by the time that half of its sites took."""
+        """Return the time limit of this round in seconds: the given one, or one that follows from half of its sites."""
         if given is not None:
             return given
         half = math.ceil(len(self._asked) / 2)
         return max(LEAST, FACTOR * sorted(self._times)[half - 1]) if half and len(self._times) >= half else math.inf
 
     def over(self, seconds: float, given: float | None = None) -> bool:
-        """Whether the round ends now, so many seconds after it began."""
+        """Return whether the round ends now, this many seconds after it began."""
         return not self.waiting or seconds >= self.limit(given)
 
-    def close(self) -> Outcome:
-        """End the round."""
+    def close(self) -> RoundResult:
+        """End the round and return its result."""
         self._open = False
         skipped = {name: self._reason(name) for name in self.sites if name not in self._answers}
         enough = len(self._answers) >= self._least
@@ -159,7 +170,7 @@ class Rounds:
         for name, rows in self._answers.items() if enough else ():
             self.sites[name].tally.rounds += 1
             self.sites[name].tally.rows += rows
-        return Outcome(self.round, tuple(name for name in self.sites if name in self._answers), skipped, enough)
+        return RoundResult(self.round, tuple(name for name in self.sites if name in self._answers), skipped, enough)
 
     def _reason(self, name: str) -> str:
         if name in self._out:
@@ -169,11 +180,11 @@ class Rounds:
 
 
 def shown(skipped: dict[str, str]) -> str:
-    """Who was skipped and why, in words."""
+    """List the skipped sites with their reasons as text."""
     return ", ".join(f"{name} {reason}" for name, reason in skipped.items())
 
 
-def total_skipped(sites: Iterable[Site]) -> dict[str, int]:
-    """Skipped rounds of all sites by reason, those that occurred."""
+def total_skipped(sites: Iterable[SiteStatus]) -> dict[str, int]:
+    """Count the skipped rounds of all sites by reason; reasons that did not occur are left out."""
     counts = sum((Counter(site.tally.skipped) for site in sites), Counter[str]())
     return {reason: counts[reason] for reason in REASONS if counts[reason]}

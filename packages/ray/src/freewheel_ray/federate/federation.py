@@ -1,4 +1,4 @@
-"""`freewheel train ENV --federate ROUNDS`: from the command line to the end of the last round."""
+"""Run `freewheel train ENV --federate ROUNDS`, from the command line to the end of the last round."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from freewheel.run.evaluation.schedule import Around, EvaluationSchedule, Verdic
 from freewheel.run.plan import Plan, print_line
 from freewheel.run.process import Interrupted, Stop, import_torch
 from freewheel.run.saved import lock_run
-from freewheel_ray.actors import probe
-from freewheel_ray.actors.attendants import Attendants
-from freewheel_ray.actors.calls import Place
+from freewheel_ray.actors import address_check
+from freewheel_ray.actors.calls import NodeSpec
 from freewheel_ray.actors.cluster import Cluster, require_ray
 from freewheel_ray.actors.driver import Driver
-from freewheel_ray.federate import sites as sites_file
+from freewheel_ray.actors.node_processes import NodeProcesses
+from freewheel_ray.federate import site_config
 from freewheel_ray.federate.average import weights_of
-from freewheel_ray.federate.coordinator import BEGINNING, Coordinator, Scores, Start, line
-from freewheel_ray.federate.frame import Frame
+from freewheel_ray.federate.coordinator import BEGINNING, AverageEvaluations, Coordinator, FederationStart, line
+from freewheel_ray.federate.message import SiteMessage
 from freewheel_ray.federate.options import SITES, FederateOptions
-from freewheel_ray.federate.record import Record
-from freewheel_ray.federate.sites import Site
+from freewheel_ray.federate.run_dir import FederationRunDir
+from freewheel_ray.federate.site_config import SiteConfig
 
-SITE = "freewheel_ray.federate.site"  # the module of a site's process
+SITE = "freewheel_ray.federate.site_process"  # the module that a site's process runs
 
 
 @dataclass(frozen=True)
 class Federation:
-    """All that is known before anything is started."""
+    """The complete description of a federation, known before anything starts."""
 
-    planned: Plan  # of the coordinator: the environment that averages are evaluated on, and the policy
-    sites: Sequence[Site]
+    planned: Plan  # the coordinator's plan: the environment for evaluating averages, and the policy
+    sites: Sequence[SiteConfig]
     options: FederateOptions
     address: str | None
     trust: bool
@@ -52,7 +52,7 @@ class Federation:
         return "a local Ray cluster" if self.address is None else f"Ray at {self.address}"
 
     def lines(self) -> list[str]:
-        """The plan as text."""
+        """Return the plan as lines of text."""
         steps = {site.steps // (self.options.federate or 1) for site in self.sites}
         each = f"{min(steps):,}" if len(steps) == 1 else f"{min(steps):,} to {max(steps):,}"
         where, names = f"{len(self.sites)} sites on {self.where}", ", ".join(site.name for site in self.sites)
@@ -63,16 +63,16 @@ class Federation:
 
 
 def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Federation:
-    """What a command line asks for; every mistake that can be found without the sites is reported here."""
+    """Read a federation from a command line. Reports every mistake that can be found without the sites."""
     require_ray()
     words, own = flags.split_argv(argv, {"address": str})
     address = own["address"][0] if "address" in own else None
     config = resolve.from_argv(words, trust=trust)
-    sites_file.check_options(resolve.read_options(words)[1].flags, config)
-    nodes = 1 if address is None or options.sites != "auto" else len(probe.find(address).cpus)
+    site_config.check_options(resolve.read_options(words)[1].flags, config)
+    nodes = 1 if address is None or options.sites != "auto" else len(address_check.find(address).cpus)
     found = [
-        sites_file.site_of(table, number, words, trust=trust, source=options.sites)
-        for number, table in enumerate(sites_file.read(options.sites, nodes))
+        site_config.site_of(table, number, words, trust=trust, source=options.sites)
+        for number, table in enumerate(site_config.read(options.sites, nodes))
     ]
     _check_sites(found, options, address)
     output = config.run.output
@@ -83,23 +83,25 @@ def read(argv: Sequence[str], options: FederateOptions, *, trust: bool) -> Feder
     needed, rounds = planned.config.learner.rows_before_update(planned.learner_spec), options.federate or 1
     for site in found:
         if site.steps // rounds < needed:
-            fewer = f"use at most {site.steps // needed} rounds, or more --steps"
+            fewer = f"use --federate {site.steps // needed} or less, or more --steps"
             remedy = fewer if site.steps >= needed else "use more --steps"
-            each = f"{rounds} rounds of {site.steps:,} steps have {site.steps // rounds:,} each"
-            raise UsageError(f"site {site.name}: {each}, and the first update takes {needed:,} rows; {remedy}")
+            each = f"{site.steps:,} steps in {rounds} rounds are {site.steps // rounds:,} steps each"
+            raise UsageError(f"site {site.name}: {each}, but the first update needs {needed:,} rows; {remedy}")
     return Federation(planned, found, options, address, trust)
 
 
-def _check_sites(sites: Sequence[Site], options: FederateOptions, address: str | None) -> None:
+def _check_sites(sites: Sequence[SiteConfig], options: FederateOptions, address: str | None) -> None:
     if options.min_sites > len(sites):
-        raise UsageError(f"--min-sites {options.min_sites} is more than there are sites ({len(sites)})")
+        raise UsageError(f"--min-sites {options.min_sites} is larger than the number of sites ({len(sites)})")
     for site in sites:
         if address is None and (named := next((key for key in ("node", "resources") if key in site.place), None)):
-            raise UsageError(f"site {site.name}: a local cluster has one node and no {named} to choose; use --address")
+            raise UsageError(
+                f"site {site.name}: {named} cannot be chosen in a local cluster of one node; use --address"
+            )
 
 
-def train(federation: Federation, start: Start = BEGINNING) -> int:
-    """All rounds. However it ends, the run directory is complete and nothing of it is left running; returns the exit code."""
+def train(federation: Federation, start: FederationStart = BEGINNING) -> int:
+    """Run all rounds and return the exit code. In any case the run directory is completed and all processes are ended."""
     stop = Stop()
     with stop.listening(), ExitStack() as held:
         planned = federation.planned
@@ -108,16 +110,20 @@ def train(federation: Federation, start: Start = BEGINNING) -> int:
         stop.begin()
         held.enter_context(lock_run(planned.path))
         check_folder(planned.path / SITES)
-        return _Session(replace(federation, planned=planned), stop, start).train()
+        return _FederationSession(replace(federation, planned=planned), stop, start).train()
 
 
-class _Session:
+class _FederationSession:
     """One session of a federation."""
 
-    def __init__(self, federation: Federation, stop: Stop, start: Start) -> None:
-        self._federation, self._stop, self._start = federation, stop, start
-        planned, options, folder = federation.planned, federation.options, str(federation.planned.path / SITES)
-        self._record = Record(planned)
+    def __init__(self, federation: Federation, stop: Stop, start: FederationStart) -> None:
+        self._federation = federation
+        self._stop = stop
+        self._start = start
+        planned = federation.planned
+        options = federation.options
+        folder = str(federation.planned.path / SITES)
+        self._record = FederationRunDir(planned)
         self._coordinator = Coordinator(
             federation.sites, options, planned.spec.layout, folder, start=start, trust=federation.trust
         )
@@ -131,7 +137,7 @@ class _Session:
             ended = self._in_cluster()
         except Interrupted:
             ended = "interrupted"
-        except BaseException as error:  # noqa: BLE001 - raised again after the summary is written
+        except BaseException as error:  # noqa: BLE001 - raised again when the summary is written
             failure = error
         self._stop.over = True
         code = self._exit_code(failure)
@@ -152,7 +158,7 @@ class _Session:
         )
         with (
             Driver(cluster) as driver,
-            Attendants(driver) as carrier,
+            NodeProcesses(driver) as carrier,
             open_evaluator(planned, planned.runner_factory) as evaluator,
         ):
             around = Around(
@@ -171,21 +177,24 @@ class _Session:
                 ended = "rounds"
             except Interrupted:
                 ended = "interrupted"
-                print_line("ending all sites in good order ...")
+                print_line("stopping all sites ...")
             finally:
                 self._end(carrier)
             if ended == "rounds":
                 self._evaluate_last(self._schedule)
         return ended
 
-    def _rounds(self, carrier: Attendants) -> None:
-        coordinator, record, waiting = self._coordinator, self._record, self._stop.check
+    def _rounds(self, carrier: NodeProcesses) -> None:
+        coordinator = self._coordinator
+        record = self._record
+        waiting = self._stop.check
         begin = partial(self._begin, carrier)
         print_line(f"starting {len(self._federation.sites)} sites ...")
         coordinator.join(carrier, waiting, begin)
-        self._tell_problems({})
-        assert self._schedule is not None, "it was made"
-        scores, told = Scores(self._schedule, record, coordinator.total), dict[str, str]()
+        self._print_problems({})
+        assert self._schedule is not None, "the caller has made it"
+        scores = AverageEvaluations(self._schedule, record, coordinator.total)
+        printed = dict[str, str]()
         began = monotonic()
         while coordinator.rounds.round < coordinator.total:
             outcome = coordinator.round(carrier, waiting, begin)
@@ -200,10 +209,10 @@ class _Session:
             record.row(row | ({} if scores.newest is None else {"eval_return": scores.newest}))
             each = (monotonic() - began) / (outcome.round - self._start.round)
             print_line(line(row, coordinator.total, len(self._federation.sites), each))
-            self._tell_problems(told)
+            self._print_problems(printed)
 
     def _evaluated(self, schedule: EvaluationSchedule) -> dict[str, Any]:
-        """What a later session has to know beside the rounds."""
+        """Return the state of evaluations that a later session needs."""
         best = schedule.candidate
         return {
             "address": self._federation.address,
@@ -212,21 +221,22 @@ class _Session:
             "best_version": None if best is None else best.snapshot.version,
         }
 
-    def _begin(self, carrier: Attendants, name: str) -> None:
+    def _begin(self, carrier: NodeProcesses, name: str) -> None:
         """Start the process of a site."""
         site = next(one for one in self._federation.sites if one.name == name)
         output = self._federation.planned.path / SITES / f"{name}.txt"
-        carrier.start(name, SITE, str(output), Place(**site.place))
+        carrier.start(name, SITE, str(output), NodeSpec(**site.place))
 
-    def _tell_problems(self, told: dict[str, str]) -> None:
+    def _print_problems(self, printed: dict[str, str]) -> None:
+        """Print new problems of the sites. `printed` holds those that the user has seen."""
         for site in self._coordinator.rounds.sites.values():
-            if site.problem and told.get(site.name) != site.problem:
-                told[site.name] = site.problem
+            if site.problem and printed.get(site.name) != site.problem:
+                printed[site.name] = site.problem
                 print_line(f"  {site.name}: {site.problem}")
 
-    def _end(self, carrier: Attendants) -> None:
+    def _end(self, carrier: NodeProcesses) -> None:
         learned = self._coordinator.base
-        for name, problem in carrier.end(Frame("end", {}, learned).pack()).items():
+        for name, problem in carrier.end(SiteMessage("end", {}, learned).pack()).items():
             self._problems.append(f"{name}: {problem}")
 
     def _evaluate_last(self, schedule: EvaluationSchedule) -> None:
@@ -268,7 +278,7 @@ class _Session:
         skipped = ", ".join(f"{count} {reason}" for reason, count in summary["rounds_skipped"].items())
         missed = f"; skipped: {skipped}" if skipped else ""
         of = f"{summary['env_steps']:,} rows of {len(summary['sites'])} sites"
-        told = [f"{summary['ended']}: {summary['rounds']} rounds, {of}{missed}", *self._coordinator.absent()]
+        lines = [f"{summary['ended']}: {summary['rounds']} rounds, {of}{missed}", *self._coordinator.absent()]
         if summary["final_eval"] is not None:
-            told.append(f"the last average returns {summary['final_eval']:.1f}, the best {summary['best_eval']:.1f}")
-        return [*told, f"run      {summary['path']}"]
+            lines.append(f"the last average returns {summary['final_eval']:.1f}, the best {summary['best_eval']:.1f}")
+        return [*lines, f"run      {summary['path']}"]

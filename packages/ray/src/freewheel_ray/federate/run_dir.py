@@ -1,9 +1,8 @@
-"""What a federation leaves behind, in the run directory of its coordinator: averages as checkpoints, a row of metrics a round,
-what it goes on from, and the summary.
+"""The run directory of a federation. It holds averages as checkpoints, metrics, the state for resuming, and the summary.
 
-    config.json, checkpoints/, metrics.jsonl, summary.json    as in any run; a row of metrics is a round
-    federation.json           the rounds, the sites and their options, and what has become of each
-    federation.safetensors    the newest average, all of it
+config.json, checkpoints/, metrics.jsonl, summary.json    as in any run; each row of metrics describes a round
+federation.json           the rounds, and the options and state of each site
+federation.safetensors    the complete newest average
 """
 
 from __future__ import annotations
@@ -27,28 +26,31 @@ from freewheel_ray.federate.options import FEDERATION, SITES
 AVERAGE = "federation.safetensors"
 
 
-class Record:
+class FederationRunDir:
     """The run directory of a federation."""
 
     def __init__(self, planned: Plan) -> None:
-        self._policy, self.path = planned.policy, planned.path
+        self._policy = planned.policy
+        self.path = planned.path
         self._directory = RunDirectory(planned, print_line)
         self._metrics = JsonlSink(self.path / METRICS, print_line)
         self.problems: list[str] = []
         with suppress(OSError):
-            checkpoint.make_private(self.path / SITES)  # it is known for a federation before its first round has ended
+            checkpoint.make_private(
+                self.path / SITES
+            )  # marks the directory as a federation before its first round ends
         self._directory.keep()
 
     def snapshot(self, version: int, learned: Mapping[str, NDArray]) -> Snapshot:
-        """What acts after so many rounds."""
+        """Return the policy after this many rounds."""
         return Snapshot(version, weights_of(learned, self._policy))
 
     def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> Path | None:
-        """A checkpoint."""
+        """Save a checkpoint."""
         return self._directory.save(step, snapshot, best=best)
 
     def keep(self, about: Mapping[str, Any], learned: Mapping[str, NDArray]) -> None:
-        """What the federation goes on from. A disk that fails does not end it."""
+        """Save the state for resuming. A failing disk does not end the federation."""
         try:
             disk.replace(self.path / AVERAGE, checkpoint.encode_arrays(learned))
             signed = {**about, origin.FIELD: origin.signature("federation", about)}
@@ -57,7 +59,7 @@ class Record:
             self.problems.append(f"{self.path / FEDERATION} could not be written: {error.strerror}")
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """A round."""
+        """Write the metrics of a round."""
         self._directory.keep()
         self._metrics.write(row)
 

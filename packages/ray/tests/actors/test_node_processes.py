@@ -1,4 +1,4 @@
-"""Processes that are looked after by actors: they end in good order, whatever they are just saying."""
+"""Processes that actors supervise end cleanly, even if an answer is on its way."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.support.places import ROOT
 from tests.support.trainers import wait_until
 
 pytest.importorskip("ray")
-from freewheel_ray.actors.attendants import Attendants
-from freewheel_ray.actors.calls import Place
+from freewheel_ray.actors.calls import NodeSpec
 from freewheel_ray.actors.driver import Driver
+from freewheel_ray.actors.node_processes import NodeProcesses
 
 
 def test_an_answer_that_was_under_way_is_not_taken_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.chdir(tmp_path)
-    with Driver(Cluster(None, workers=1, cpus_per_worker=1.0)) as driver, Attendants(driver) as carrier:
-        carrier.start("one", "packages.ray.tests.support.late_answer", str(tmp_path / "one.txt"), Place())
+    with Driver(Cluster(None, workers=1, cpus_per_worker=1.0)) as driver, NodeProcesses(driver) as carrier:
+        carrier.start("one", "packages.ray.tests.support.late_answer", str(tmp_path / "one.txt"), NodeSpec())
         carrier.ask(["one"], b"a question")
         wait_until(ASKED.exists)
         assert carrier.end(b"the end") == {}

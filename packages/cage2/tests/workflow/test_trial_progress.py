@@ -1,4 +1,4 @@
-"""A search shows how far it is: a line every few seconds where there is no terminal, a panel where there is one."""
+"""A search shows its progress as a panel on a terminal, and otherwise as a line every few seconds."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from freewheel_cage2.workflow.envs import ORDERS
-from freewheel_cage2.workflow.progress import LINE_EVERY, TrialProgress, which_trial
-from freewheel_cage2.workflow.search import Outcome, Proposal, Rules, Search, Strategy, Trial
+from freewheel_cage2.workflow.search import Proposal, SearchRules, Strategy, TrialOutcome, WorkflowSearch, WorkflowTrial
+from freewheel_cage2.workflow.trial_progress import LINE_EVERY, TrialProgress, which_trial
 
 ROW: dict[str, Any] = {
     "episodes": 100, "episodes_per_s": 25.0, "updates": 5, "wall_s": 4.0, "time/learner_update": 0.25,
@@ -19,17 +19,19 @@ ROW: dict[str, Any] = {
 }  # fmt: skip
 
 
-def searched(trials: int = 1, strategy: Strategy = "random") -> Search:
-    """Trials of 200 episodes each, of 1,000 in all."""
-    rules = Rules(
+def searched(trials: int = 1, strategy: Strategy = "random") -> WorkflowSearch:
+    """Return a search of 1,000 episodes with trials of 200 episodes."""
+    rules = SearchRules(
         strategy=strategy, total_episodes=1_000, max_episodes=400, least_episodes=100, threshold=0.9, beta=2.0,
         warm_start=True, fixed_episodes=False, seed=0,
     )  # fmt: skip
     done = [
-        Trial(Proposal(number, ORDERS[number], 400), Outcome(-9.0, 1.0, 0.95, 200, "threshold", f"{number}"))
+        WorkflowTrial(
+            Proposal(number, ORDERS[number], 400), TrialOutcome(-9.0, 1.0, 0.95, 200, "threshold", f"{number}")
+        )
         for number in range(trials)
     ]
-    return Search(rules, done)
+    return WorkflowSearch(rules, done)
 
 
 class Clock:
@@ -73,21 +75,21 @@ def test_a_panel_on_a_terminal_that_is_gone_afterwards() -> None:
         assert part in text, part
     progress.close({})
     lines = text.rstrip().count("\n")
-    assert shown(console).count("\x1b[2K") >= lines  # every line of it is wiped
+    assert shown(console).count("\x1b[2K") >= lines  # every line of the panel is erased
 
 
 @pytest.mark.parametrize(
-    ("trials", "strategy", "episodes", "told"),
+    ("trials", "strategy", "episodes", "text"),
     [
         (0, "plain", 1_000, "trial 1 of 1"),
         (0, "canonical", 166, "trial 1 of 6"),
         (0, "random", 400, "trial 1 of about 3"),  # 400, 400 and the rest
-        (1, "random", 400, "trial 2 of about 5"),  # those to come will be as short as the first
+        (1, "random", 400, "trial 2 of about 5"),  # assumes that later trials are as short as the first
         (4, "gp", 200, "trial 5 of about 5"),
     ],
 )
-def test_which_trial_it_is(trials: int, strategy: Strategy, episodes: int, told: str) -> None:
-    assert which_trial(searched(trials, strategy), Proposal(trials, None, episodes)) == told
+def test_which_trial_it_is(trials: int, strategy: Strategy, episodes: int, text: str) -> None:
+    assert which_trial(searched(trials, strategy), Proposal(trials, None, episodes)) == text
 
 
 def test_before_anything_has_been_played_the_time_left_is_unknown() -> None:

@@ -1,7 +1,8 @@
-"""What actors on other nodes are sent of a program: files of the user's own that nobody has installed there travel along.
+"""Send the user's code to actors on other nodes, where the user's files are not installed.
 
-A class of a module is sent as the module's name, and imported where it arrives. Modules that are one file of the user's, and the
-script itself, are sent as what is in them. Packages are not: they may hold more than code, and must be installed on every node.
+A class is usually sent as the name of its module, which the other node imports. The script itself and the user's modules that
+are single files are sent with their contents. Packages are not sent, because they may hold more than code; they must be installed
+on every node.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from freewheel.transport import forkserver
 
 
 def packed(value: Any, what: str, modules: Sequence[str]) -> bytes:
-    """A value for actors anywhere; `modules` are those that it will need, by name."""
+    """Pickle a value for actors on any node. `modules` are the names of modules that the value will need."""
     for name in modules:
-        with suppress(Exception):  # it says so where it is used
+        with suppress(Exception):  # the error is reported where the module is used
             importlib.import_module(name)
     try:
         with _by_value([module for module in list(sys.modules.values()) if is_own_file(module)]):
             return forkserver.pickled(value, what)
-    except SetupError:  # a module holds something that cannot travel, such as a lock
+    except SetupError:  # a module holds an object that cannot be pickled, such as a lock
         return forkserver.pickled(value, what)
 
 
 def unpacked(blob: bytes) -> Any:
-    """What was packed; SetupError if this node lacks something that it needs."""
+    """Return the value that was packed; raise SetupError if this node lacks a module that it needs."""
     try:
         return cloudpickle.loads(blob)
     except ModuleNotFoundError as error:
@@ -44,14 +45,14 @@ def unpacked(blob: bytes) -> Any:
 
 
 def missing(error: ModuleNotFoundError) -> str:
-    """What to do on this node."""
+    """Describe what to install on this node."""
     package = (error.name or "?").partition(".")[0]
     where = f"the node {socket.gethostname()} ({sys.executable})"
-    return f"{where} has no module '{error.name}': install {package} on every node of the cluster"
+    return f"{where} has no module '{error.name}'; install {package} on every node of the cluster"
 
 
 def is_own_file(module: ModuleType) -> bool:
-    """Whether a module is one file of the user's, which is not installed."""
+    """Return whether a module is a single file of the user that is not installed."""
     file = getattr(module, "__file__", None)
     if not file or "." in module.__name__ or hasattr(module, "__path__") or module.__name__ == "__main__":
         return False

@@ -1,7 +1,8 @@
-"""The options of a federation and its file of sites: what they become, and what is refused in one line."""
+"""The options of a federation and its file of sites: how they are read, and which are refused in one line."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from freewheel.cli.main import main
 from freewheel.config import resolve
 from freewheel.errors import ConsentError, UsageError
 from freewheel_ray.federate.options import FederateOptions
-from freewheel_ray.federate.sites import read, site_of
+from freewheel_ray.federate.site_config import read, site_of
+from tests.support.golden import assert_golden
 
 ARGV = ["CartPole-v1", "--steps", "10000", "--ppo.lr", "1e-3", "--seed", "3"]
 
@@ -29,7 +31,7 @@ def test_sites_by_number_have_names_and_different_seeds() -> None:
     assert (len(read("auto", 1)), len(read("auto", 7))) == (2, 7)
     seeds = {config_of(site(number=number)).run.seed for number in range(3)}
     assert len(seeds) == 3
-    assert config_of(site()).run.evaluation.evals == 0, "the average is evaluated by the coordinator"
+    assert config_of(site()).run.evaluation.evals == 0, "the coordinator evaluates the average"
     assert site().steps == 10_000
 
 
@@ -52,50 +54,47 @@ def test_code_that_a_file_names_needs_trust() -> None:
         site(own)
     assert config_of(site(own, trust=True), trust=True).env.name == own["env"]
     typed = ["tests.support.worlds:Conditioned", "--steps", "100"]
-    assert config_of(site(argv=typed)).env.name == own["env"], "what is typed is consent"
+    assert config_of(site(argv=typed)).env.name == own["env"], (
+        "an option that the user has typed needs no further consent"
+    )
 
 
 @pytest.mark.parametrize(
-    ("table", "extra", "said"),
+    ("table", "start"),
     [
-        ({}, ["--minutes", "3"], "--federate does not go with --minutes: rounds are counted in steps"),
-        ({}, ["--wandb"], "--federate does not go with --wandb: what a site measures would leave it"),
-        ({}, ["--learners", "2"], "--federate does not go with --learners: a site has one learner"),
-        ({}, ["--record-schedule"], "--federate does not go with --record-schedule"),
-        ({"episodes": 3}, [], "site a does not go with --episodes"),
-        ({"run": "x"}, [], "site a: leave out 'run'"),
-        ({"nonsense": 1}, [], "site a: unknown option --nonsense"),
-        ({"cpus": "many"}, [], "cpus of site a should be a number"),
-        ({"steps": -1}, [], "site a: --steps must be positive"),
+        ({"nonsense": 1}, "site a: unknown option --nonsense"),
+        ({"cpus": "many"}, "cpus of site a should be a number"),
+        ({"steps": -1}, "site a: --steps must be positive"),
     ],
 )
-def test_what_makes_no_sense_at_a_site_is_refused(table: dict[str, Any], extra: list[str], said: str) -> None:
+def test_a_mistake_in_a_table_names_its_site(table: dict[str, Any], start: str) -> None:
     with pytest.raises(UsageError) as caught:
-        site(table, argv=["CartPole-v1", *extra])
-    assert str(caught.value).startswith(said)
+        site(table, argv=["CartPole-v1"])
+    assert str(caught.value).startswith(start)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("0", "--sites must lie in 1..1000, not 0"),
-        ("sites.json", "--sites takes a number, auto or a TOML file"),
-        ("missing.toml", "--sites "),
-    ],
-)
-def test_a_wrong_word_for_sites(text: str, said: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        read(text, 1)
-    assert str(caught.value).startswith(said)
+def test_what_is_refused_has_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that a site cannot have, wrong values of --sites, and files that are no tables of sites."""
+    monkeypatch.chdir(tmp_path)
+    options = ["--minutes=3", "--wandb", "--learners=2", "--record-schedule", "--mode=ray"]
+    calls = [partial(site, argv=["CartPole-v1", option]) for option in options]
+    calls += [partial(site, table) for table in ({"episodes": 3}, {"run": "x"})]
+    calls += [partial(read, text, 1) for text in ("0", "sites.json")]
+    for number, content in enumerate(("env = 'x'", "['../x']", "")):
+        Path(f"{number}.toml").write_text(content)
+        calls.append(partial(read, f"{number}.toml", 1))
+    shown = []
+    for call in calls:
+        with pytest.raises(UsageError) as caught:
+            call()
+        shown.append(str(caught.value))
+    assert_golden(__file__, "refused_sites", "\n".join(shown) + "\n")
 
 
-def test_a_file_without_tables_or_with_a_strange_name(tmp_path: Path) -> None:
-    file = tmp_path / "sites.toml"
-    for content, said in (("env = 'x'", "outside of a table"), ("['../x']", "use letters"), ("", "0 tables")):
-        file.write_text(content)
-        with pytest.raises(UsageError, match=said):
-            read(str(file), 1)
+def test_a_missing_file_is_named_with_its_option() -> None:
+    with pytest.raises(UsageError, match=r"^--sites .*missing\.toml"):
+        read("missing.toml", 1)
 
 
 def test_options_of_a_federation_need_one() -> None:
@@ -107,22 +106,18 @@ def test_options_of_a_federation_need_one() -> None:
     assert FederateOptions(federate=1, round_timeout=2.0).time_limit == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--federate", "5", "--print-config"], "--federate is one run of many sites"),
-        (["--federate", "0"], "--federate must be positive"),
-        (["--federate", "50", "--steps", "1000"], "site site-1: 50 rounds of 1,000 steps have 20 each"),
-        (["--federate", "2", "--sites", "2", "--min-sites", "3"], "--min-sites 3 is more than there are sites (2)"),
-        (["--federate", "2", "--steps", "1e4", "--mode", "ray"], "--federate does not go with --mode ray"),
-    ],
-)
-def test_commands_that_are_refused(words: list[str], said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_refused_commands_have_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray")
-    assert main(["train", "CartPole-v1", *words]) == 2
-    told = capfd.readouterr().err
-    assert told.startswith(f"freewheel: {said}")
-    assert told.count("\n") == 1
+    for words in (
+        ["--federate", "5", "--print-config"],
+        ["--federate", "50", "--steps", "1000"],
+        ["--federate", "2", "--sites", "2", "--min-sites", "3"],
+        ["--federate", "2", "--steps", "1e4", "--mode", "ray"],
+    ):
+        assert main(["train", "CartPole-v1", *words]) == 2
+    assert_golden(__file__, "refused_commands", capfd.readouterr().err)
+    assert main(["train", "CartPole-v1", "--federate", "0"]) == 2
+    assert capfd.readouterr().err.startswith("freewheel: --federate must be positive")
 
 
 def test_a_plan_starts_nothing(

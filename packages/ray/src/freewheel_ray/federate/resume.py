@@ -1,5 +1,5 @@
-"""Going on with a federation that was interrupted: from its newest average, with the rounds that are left. Sites go on from what
-they have saved themselves, or begin anew with the average."""
+"""Resume an interrupted federation from its newest average and play the remaining rounds. Each site resumes from its own
+checkpoint, or starts again from the average."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from freewheel.run.plan import print_line
 from freewheel.run.process import import_torch
 from freewheel.run.saved import check_fit
 from freewheel_ray.federate.average import weights_of
-from freewheel_ray.federate.coordinator import Start
+from freewheel_ray.federate.coordinator import FederationStart
+from freewheel_ray.federate.federation import Federation, train
 from freewheel_ray.federate.options import FEDERATION, FederateOptions
-from freewheel_ray.federate.record import AVERAGE
-from freewheel_ray.federate.rounds import Tally
-from freewheel_ray.federate.sites import Site
-from freewheel_ray.federate.start import Federation, train
+from freewheel_ray.federate.rounds import SiteTotals
+from freewheel_ray.federate.run_dir import AVERAGE
+from freewheel_ray.federate.site_config import SiteConfig
 
 T = TypeVar("T")
 
-MOST = 1 << 40  # bytes of an average
+MOST = 1 << 40  # largest number of bytes in an average
 
 
 @dataclass(frozen=True)
-class Saved:
-    """federation.json."""
+class SavedFederation:
+    """The contents of federation.json."""
 
     rounds: int
     round: int
@@ -49,18 +49,18 @@ class Saved:
 
 
 def resume(path: Path, *, trust: bool = False) -> int:
-    """Play the rounds that are left; returns the exit code."""
+    """Play the remaining rounds and return the exit code."""
     file = path / FEDERATION
     if not file.exists():
-        raise CheckpointError(f"{path} was ended before its first round, it has nothing to go on from: start it anew")
+        raise CheckpointError(f"{path} ended before its first round and cannot be resumed; start a new federation")
     data = json_object(file)
     signed = data.pop(origin.FIELD, None)
-    saved = record(Saved, data, str(file))
+    saved = record(SavedFederation, data, str(file))
     if not trust and not origin.made_here("federation", data, signed):
         raise origin.refusal(str(file), f"the options of sites {show(next(iter(saved.sites), ''))}")
     if saved.round >= saved.rounds:
         done = f"{saved.rounds} of {saved.rounds} rounds are done"
-        print_line(f"{path.name} has nothing left to do: {done}; train --init {path} starts from its average")
+        print_line(f"{path.name} is complete: {done}; use train --init {path} to start from its average")
         return 0
     learned = parse_arrays(content(path / AVERAGE, MOST), str(path / AVERAGE))
     trusted = trust or saved.trust
@@ -68,20 +68,20 @@ def resume(path: Path, *, trust: bool = False) -> int:
     planned = plan_run(config, print_line, meanwhile=import_torch, run=path)
     check_fit(checkpoint.load(path / CHECKPOINTS), planned.spec)
     if weights_of(learned, planned.policy).keys() != checkpoint.load(path / CHECKPOINTS).params.keys():
-        raise CheckpointError(f"{path / AVERAGE} has other weights than the checkpoints: restore it from a copy")
+        raise CheckpointError(f"{path / AVERAGE} does not match the checkpoints; restore it from a copy")
     options = record(FederateOptions, saved.options, f"options of {file}")
-    sites = [_settled(_part(Site, one, name, file), planned.config, trusted) for name, one in saved.sites.items()]
-    tallies = {name: _part(Tally, one, name, file) for name, one in saved.sites.items()}
+    sites = [_settled(_part(SiteConfig, one, name, file), planned.config, trusted) for name, one in saved.sites.items()]
+    tallies = {name: _part(SiteTotals, one, name, file) for name, one in saved.sites.items()}
     federation = Federation(planned, sites, options, saved.address, trusted)
     best = _best(saved, path)
-    start = Start(saved.round, saved.env_steps, learned, saved.wall_s, tallies, saved.evaluation, best)
+    start = FederationStart(saved.round, saved.env_steps, learned, saved.wall_s, tallies, saved.evaluation, best)
     disk.remove(path / SUMMARY)
-    print_line(f"going on after round {saved.round} of {saved.rounds}")
+    print_line(f"continuing after round {saved.round} of {saved.rounds}")
     return train(federation, start)
 
 
-def _settled(site: Site, config: Config, trust: bool) -> Site:
-    """The site with what the federation has settled, where its own words leave it to defaults: these may have changed since."""
+def _settled(site: SiteConfig, config: Config, trust: bool) -> SiteConfig:
+    """Fix the options that the site leaves to defaults, because the defaults may have changed since the federation began."""
     own = from_argv(site.words, trust=trust)
     found = {"policy.normalize_obs": config.policy.normalize_obs}
     if own.algo == config.algo and (first := getattr(config.learner, "first_temperature", None)) is not None:
@@ -91,12 +91,12 @@ def _settled(site: Site, config: Config, trust: bool) -> Site:
 
 
 def _part(kind: type[T], data: Mapping[str, Any], name: str, file: Path) -> T:
-    """What is kept of a site, as far as this kind has fields for it."""
+    """Read the fields of this type from the record of a site."""
     names = [one.name for one in fields(cast(Any, kind))]
     return record(kind, {key: data[key] for key in names if key in data}, f"site {show(name)} of {file}")
 
 
-def _best(saved: Saved, path: Path) -> Snapshot | None:
+def _best(saved: SavedFederation, path: Path) -> Snapshot | None:
     root = path / CHECKPOINTS
     if saved.best_version is None or checkpoint.target(root, "best") is None:
         return None

@@ -1,4 +1,4 @@
-"""The sites of a federation: their names, the command line of each, and where it runs."""
+"""The sites of a federation, each with its name, its command line and its place in the cluster."""
 
 from __future__ import annotations
 
@@ -19,45 +19,45 @@ from freewheel.seeding import tree
 from freewheel_ray.federate.options import MOST_SITES
 
 TRACKERS = ("sinks", "tensorboard", "wandb")
-#: Options that a site cannot have, and why.
+#: Options that a site cannot have, and the reasons.
 REFUSED = {
-    **dict.fromkeys(("minutes", "episodes"), "rounds are counted in steps: use --steps, which are those of each site"),
-    "record_schedule": "what comes from other sites is not in a schedule; leave it out",
-    **dict.fromkeys(TRACKERS, "what a site measures would leave it; read its metrics.jsonl there"),
+    **dict.fromkeys(("minutes", "episodes"), "rounds are counted in steps; use --steps, the steps of each site"),
+    "record_schedule": "a schedule does not hold what comes from other sites; leave it out",
+    **dict.fromkeys(TRACKERS, "metrics of a site would leave it; read its metrics.jsonl there"),
     "learners": "a site has one learner; leave it out",
 }
 PLACE = {"node": str, "cpus": float, "gpus": float, "resources": dict[str, float]}
-OWN = ("run", "runs_dir", "config", "preset")  # that a table of a site cannot have
+OWN = ("run", "runs_dir", "config", "preset")  # options that the table of a site cannot have
 
 
 @dataclass(frozen=True)
-class Site:
-    """One site."""
+class SiteConfig:
+    """The configuration of one site."""
 
     name: str
-    words: tuple[str, ...]  # of its command line, without those that the coordinator adds
-    steps: int  # of its training
+    words: tuple[str, ...]  # its command line, without the options that the coordinator adds
+    steps: int  # steps of its training
     place: Mapping[str, Any] = field(default_factory=dict)  # node, cpus, gpus, resources
 
 
 def check_options(given: Mapping[str, Any], config: resolve.Config, where: str = "--federate") -> None:
-    """UsageError about options that make no sense at a site."""
+    """Raise UsageError about options that a site cannot have."""
     for name, why in REFUSED.items():
         value = given.get(name)
         if value is not None and value not in (("False",), ("1",) if name == "learners" else ()):
-            raise UsageError(f"{where} does not go with {flags.as_flag(name)}: {why}")
+            raise UsageError(f"{where} cannot be used with {flags.as_flag(name)}: {why}")
     if config.mode == "ray":
         raise UsageError(
-            f"{where} does not go with --mode ray: a site collects on its own machine; choose another --mode"
+            f"{where} cannot be used with --mode ray: a site collects on its own machine; choose another --mode"
         )
 
 
 def read(text: str, nodes: int) -> Sequence[Mapping[str, Any]]:
-    """The tables of the sites, each with its name: of a file, or so many without options."""
+    """Return the tables of the sites with their names, from a file or as a number of sites without options."""
     if text == "auto" or text.isdecimal():
         count = max(2, nodes) if text == "auto" else int(text)
         if not 1 <= count <= MOST_SITES:
-            raise UsageError(f"--sites must lie in 1..{MOST_SITES}, not {count}")
+            raise UsageError(f"--sites must be between 1 and {MOST_SITES}, not {count}")
         return [{"name": f"site-{number}"} for number in range(1, count + 1)]
     if Path(text).suffix != ".toml":
         raise UsageError(f"--sites takes a number, auto or a TOML file, not {flags.shortened(text)}")
@@ -69,21 +69,21 @@ def read(text: str, nodes: int) -> Sequence[Mapping[str, Any]]:
         raise UsageError(f"{text} has {len(tables)} tables; give one for each site, 1 to {MOST_SITES}")
     for name, table in tables.items():
         if not isinstance(table, Mapping):
-            raise UsageError(f"{text} has {name} outside of a table; write [site-name] above what belongs to a site")
+            raise UsageError(f"{text} has {name} outside of a table; write [site-name] above the options of a site")
         if not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,63}", name):
-            raise UsageError(f"{text} has a site '{name[:70]}'; use letters, digits, - and _ in its name")
+            raise UsageError(f"{text} has a site '{name[:70]}'; names may have letters, digits, '.', '-' and '_'")
     return [{"name": name, **table} for name, table in tables.items()]
 
 
 def site_of(
     table: Mapping[str, Any], number: int, argv: Sequence[str], *, trust: bool, source: str = "--sites"
-) -> Site:
-    """A site: the command line of the federation, with the options of its table in place of its own. Code that the file `source`
-    names is used only with `trust`."""
+) -> SiteConfig:
+    """Return the configuration of a site: the federation's command line, overridden by the options of the site's table. Code that
+    the file `source` names is used only with `trust`."""
     name, rest = str(table["name"]), {key: value for key, value in table.items() if key not in ("name", *PLACE)}
     positional, common = resolve.read_options(argv)
     if taken := next((key for key in OWN if key in rest), None):
-        raise UsageError(f"site {name}: leave out '{taken}', which the federation chooses for all sites")
+        raise UsageError(f"site {name}: leave out '{taken}'; the federation chooses it for all sites")
     try:
         place = {
             key: value_of(kind, table[key], f"{key} of site {name}") for key, kind in PLACE.items() if key in table
@@ -105,12 +105,12 @@ def site_of(
         raise UsageError(
             f"site {name}: {error}" if rest and not str(error).startswith("site") else str(error)
         ) from None
-    assert config.run.budget.steps is not None, "minutes and episodes are refused"
-    return Site(name, tuple(words), config.run.budget.steps, place)
+    assert config.run.budget.steps is not None, "other budgets are refused"
+    return SiteConfig(name, tuple(words), config.run.budget.steps, place)
 
 
 def _flags(table: Mapping[str, Any]) -> flags.Flags:
-    """A table of options as the words of a command line: nested or dotted, env_args for arguments of the environment."""
+    """Return a table of options as command-line words. Tables may be nested or dotted; env_args are arguments of the env."""
     args = table.get("env_args", {})
     plain = {key: value for key, value in table.items() if key != "env_args"}
     flat = flags.flatten(plain | {f"{FREE}{key}": value for key, value in args.items()}, FREE)
@@ -121,7 +121,7 @@ def _flags(table: Mapping[str, Any]) -> flags.Flags:
 
 
 def _words(given: flags.Flags) -> list[str]:
-    """The command line that these options are read from."""
+    """Return the command line that gives these options."""
     found: list[str] = []
     for name, values in given.items():
         found += [f"--{name}={values[0]}"] if len(values) == 1 else [f"--{name}", *values]

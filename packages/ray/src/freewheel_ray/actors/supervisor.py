@@ -1,4 +1,4 @@
-"""The crew: Ray actors under one thread of the trainer, which takes answers as they come and sends each actor on at once."""
+"""Supervise the Ray actors in one thread of the trainer. It takes each answer when it arrives and sends the actor's next call."""
 
 from __future__ import annotations
 
@@ -23,61 +23,62 @@ from freewheel.transport.shm.memory import NEVER
 from freewheel.transport.wire import Fragment, Permits
 from freewheel.transport.workers.heartbeats import CONSTRUCT, NO_LANES_LEFT, RESET, STEP
 from freewheel.transport.workers.roster import Roster, WorkerSlot
-from freewheel_ray.actors.actor import COUNTS, LANES, Hello, Job, Order, Pulse, Reply
-from freewheel_ray.actors.calls import Failed, Ref
+from freewheel_ray.actors.actor import COUNTS, LANES, ActorHeartbeat, ActorSetup, Hello, Reply, WriteRequest
+from freewheel_ray.actors.calls import CallFailure, Ref
 from freewheel_ray.actors.driver import Driver
-from freewheel_ray.actors.queue import Arriving, FragmentQueue
+from freewheel_ray.actors.queue import FragmentQueue, PendingFragment
 
-TICK = 0.02  # seconds after which workers that others have woken are sent on, at the latest
-LOOK = 0.2  # seconds between two looks at workers that are late
-PULSE, PULSE_EACH = 0.5, 0.01  # seconds between two questions to a worker that is late, at least; and for each worker
+TICK = 0.02  # longest delay in seconds before a worker that was woken gets its next call
+LOOK = 0.2  # seconds between two checks for late workers
+PULSE = 0.5  # shortest time in seconds between two questions to a late worker
+PULSE_EACH = 0.01  # the same, for each worker of the run; the larger time counts
 HURRY = 0.02  # seconds between two questions to a worker that the learner waits for
-LATE = 1.5  # times what its steps take on average: a call that lasts longer is late
-SILENT = 1.0  # seconds after which a question is answered unless the worker's process is stuck
-GRACE = 1.0  # seconds for workers to end by themselves
-ASKED = ("pulse", "take_open")  # questions that are answered while a call is under way
+LATE = 1.5  # a call is late if it lasts this many times the mean duration of its steps
+SILENT = 1.0  # a worker that does not answer a question for this many seconds is stuck
+GRACE = 1.0  # seconds that workers have to end before they are killed
+ASKED = ("pulse", "take_open")  # questions that a worker answers during a call
 WAIT_CREDIT, WAIT_SLOT, WAIT_GATE = (WORKER_TIME.index(kind) for kind in ("wait-credit", "wait-slot", "wait-gate"))
 
 
 @dataclass(eq=False)
 class RemoteWorker:
-    """An actor, as it is known here."""
+    """The supervisor's record of one actor."""
 
     slot: WorkerSlot[RemoteWorker]
     actor: Any
-    pid: int | None = None  # where it is on this machine
-    number: int = 0  # of its last call
-    task: str = ""  # the call under way: hello, begin, write or begin_next; empty: none
-    sent: float = 0.0  # when it was sent
-    steps: int = 0  # of the grant that was sent with it
-    loaded: int = NEVER  # version of the weights that it has
-    wait: int = -1  # what it waits for, where nothing is under way
-    idle: int = 0  # ns, since when
-    asked: float = 0.0  # when it was asked how it is; 0: it has answered
-    heard: float = 0.0  # when it did
-    age: float = 0.0  # seconds that its step had lasted then
-    closing: int = -1  # the call whose fragment it was told to close
-    part: float = 0.0  # when it was asked for the finished rows of its open fragment; 0: it was not, or has answered
+    pid: int | None = None  # known if the actor runs on this machine
+    number: int = 0  # number of the last call
+    task: str = ""  # the present call: hello, begin, write or begin_next; empty: none
+    sent: float = 0.0  # when the call was sent
+    steps: int = 0  # steps of the grant in the call
+    loaded: int = NEVER  # version of the weights that the actor has
+    wait: int = -1  # why the actor waits while it has no call
+    idle: int = 0  # time in ns at which this wait began
+    asked: float = 0.0  # when the actor was asked for its state; 0: it has answered
+    heard: float = 0.0  # when it last answered
+    age: float = 0.0  # seconds that its step had lasted at that time
+    closing: int = -1  # the call whose fragment the actor was asked to close
+    part: float = 0.0  # when it was asked for the finished rows of its open fragment; 0: no such question is open
     wants_part: bool = False
-    after_part: Reply | None = None  # the end of the call, which came before that answer
+    after_part: Reply | None = None  # the reply to the call, if it has arrived before that answer
 
 
-class Flying(NamedTuple):
-    """A call under way, or rows."""
+class PendingAnswer(NamedTuple):
+    """An answer or rows that have not arrived yet."""
 
     what: str
     process: RemoteWorker
-    rows: Arriving | None = None
+    rows: PendingFragment | None = None
 
 
 @dataclass
-class Crew(Roster[RemoteWorker]):
-    """Workers as Ray actors. Nothing here waits for a single one of them."""
+class ActorSupervisor(Roster[RemoteWorker]):
+    """Runs workers as Ray actors. It never blocks on a single actor."""
 
     queue: FragmentQueue
     pacing: Pacing
-    job: Callable[[int, int, int], Job]  # of a worker and its incarnation, with this ticket
-    room: int  # fragments of each worker that may wait
+    job: Callable[[int, int, int], ActorSetup]  # takes the worker, its incarnation and its ticket
+    room: int  # how many fragments of each worker may wait for the learner
     mean_step: Callable[[], float] = lambda: 0.0
     fragments_lost: int = 0
     weights: tuple[int, Ref | None] = (NEVER, None)
@@ -86,25 +87,27 @@ class Crew(Roster[RemoteWorker]):
         super().__post_init__()
         self.times = np.zeros((self.count, len(WORKER_TIME)), np.int64)
         self.permits = Permits(self.pacing, threading.RLock(), self.wake)
-        self._flying: dict[Ref, Flying] = {}
+        self._flying: dict[Ref, PendingAnswer] = {}
         self._woken: deque[int] = deque()
-        self._ring, self._held = threading.Event(), ExitStack()
-        self.there = threading.Event()  # an actor has answered: there is a cluster that works
+        self._ring = threading.Event()
+        self._held = ExitStack()
+        self.there = threading.Event()  # set when the first actor has answered, so the cluster works
         self._looked = self._hurried = 0.0
         self._thread = threading.Thread(target=self._run, name="freewheel-ray", daemon=True)
 
     def start(self, calls: Driver, factory: bytes) -> None:
-        self._calls, self._factory = calls, calls.put(factory)
+        self._calls = calls
+        self._factory = calls.put(factory)
         self._held.enter_context(clock)
         self._thread.start()
 
     def wake(self, workers: Iterable[int]) -> None:
-        """They may try to go on."""
+        """Let these workers try to continue."""
         self._woken.extend(workers)
         self._ring.set()
 
     def stop(self) -> None:
-        """No actor is left, and rows that came in time are counted."""
+        """End all actors. Rows that have arrived in time are counted."""
         self.heartbeats.stop()
         self._ring.set()
         if self._thread.ident is not None:
@@ -113,11 +116,11 @@ class Crew(Roster[RemoteWorker]):
         self._held.close()
 
     def step_ages(self) -> NDArray:
-        """[W] seconds that each worker's present step has lasted at least, as far as is known."""
+        """Return [W] seconds that each worker's present step has lasted at least."""
         return np.array([_age(slot.process) for slot in self.slots])
 
     def take_part(self, worker: int) -> Fragment | None:
-        """The finished rows of an open fragment; None: they have been asked for, or there is none."""
+        """Return the finished rows of an open fragment, or None if they are not here yet or there is no such fragment."""
         process = self.slots[worker].process
         if process is None or process.task != "write":
             return None
@@ -133,7 +136,7 @@ class Crew(Roster[RemoteWorker]):
             while not self.heartbeats.stopping:
                 self._turn()
             self._end()
-        except BaseException as error:  # noqa: BLE001 - raised again where the learner waits
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread of the learner
             self.error = error
 
     def _turn(self) -> None:
@@ -153,36 +156,43 @@ class Crew(Roster[RemoteWorker]):
 
     def _start(self, slot: WorkerSlot[RemoteWorker]) -> None:
         self.begin(slot)
-        slot.process, slot.pending = RemoteWorker(slot, self._calls.start(slot.worker)), True
+        slot.process = RemoteWorker(slot, self._calls.start(slot.worker))
+        slot.pending = True
         self._send(slot.process, "hello")
 
     def _send(self, process: RemoteWorker, task: str, *arguments: Any) -> None:
-        process.task, process.sent, process.age, process.wait = task, time.monotonic(), 0.0, -1
-        self._flying[self._calls.call(process.actor, task, *arguments)] = Flying(task, process)
+        process.task = task
+        process.sent = time.monotonic()
+        process.age = 0.0
+        process.wait = -1
+        self._flying[self._calls.call(process.actor, task, *arguments)] = PendingAnswer(task, process)
 
     def _landed(self, ref: Ref) -> None:
         what, process, rows = self._flying.pop(ref)
         answer, slot = self._calls.get(ref), process.slot
         if rows is not None:
-            self.queue.arrived(rows, None if isinstance(answer, Failed) else answer)
-        if slot.process is not process:  # it has been replaced
+            self.queue.arrived(rows, None if isinstance(answer, CallFailure) else answer)
+        if slot.process is not process:  # the actor has been replaced
             return
-        if what in ASKED and (answer is None or isinstance(answer, Failed)):
-            process.asked = process.part = 0.0  # nobody brings the answer: whether the worker lives shows its call
+        if what in ASKED and (answer is None or isinstance(answer, CallFailure)):
+            process.asked = process.part = (
+                0.0  # the answer is lost; the reply to the call will show whether the worker lives
+            )
             self._end_after_part(process)
-        elif isinstance(answer, Failed):
-            # Where no actor has ever been ready, another one will not be either.
+        elif isinstance(answer, CallFailure):
+            # If no actor has ever become ready, a new one will not become ready either.
             if what == "begin" and answer.report and not self.heartbeats.memory["ready"].any():
                 why = answer.report.splitlines()[-1]
-                raise SetupError(f"the environment cannot be loaded in an actor of Ray ({why})")
+                raise SetupError(f"the environment cannot be loaded in a Ray actor ({why})")
             self._lose(process, answer)
         elif isinstance(answer, Hello):
             self.there.set()
-            slot.pending, process.pid = False, answer.pid if answer.host == platform.node() else None
+            slot.pending = False
+            process.pid = answer.pid if answer.host == platform.node() else None
             self.heartbeats.enter(slot.worker, CONSTRUCT)
             job = self.job(slot.worker, slot.incarnation, self._ticket(slot.worker))
             self._send(process, "begin", job, self._factory)
-        elif isinstance(answer, Pulse):
+        elif isinstance(answer, ActorHeartbeat):
             self._heard(process, answer)
         elif what == "take_open":
             self._take_part(process, *answer)
@@ -190,8 +200,8 @@ class Crew(Roster[RemoteWorker]):
             self._ended(process, what, answer)
 
     def _ended(self, process: RemoteWorker, task: str, reply: Reply) -> None:
-        """A call has ended."""
-        if process.part:  # in the order in which they were written
+        """Handle the reply to a call."""
+        if process.part:  # rows must stay in the order in which they were written
             process.after_part = reply
             return
         worker = process.slot.worker
@@ -206,7 +216,7 @@ class Crew(Roster[RemoteWorker]):
         process.task = ""
         if reply.code:
             report = self.heartbeats.last_report(worker) if reply.reports else ""
-            self._lose(process, Failed("failed", report), hopeless=reply.code == NO_LANES_LEFT)
+            self._lose(process, CallFailure("failed", report), hopeless=reply.code == NO_LANES_LEFT)
         elif reply.over and not self.heartbeats.stopping:
             self.permits.give_back(worker, self.queue.tally(worker))
             self.heartbeats.enter(worker, RESET)
@@ -222,10 +232,10 @@ class Crew(Roster[RemoteWorker]):
         self.times[fragment.worker] += fragment.time
         rows = self.queue.put(fragment, complete=reply.stored is None)
         if reply.stored is not None:
-            self._flying[reply.stored] = Flying("rows", process, rows)
+            self._flying[reply.stored] = PendingAnswer("rows", process, rows)
 
     def _go_on(self, process: RemoteWorker) -> None:
-        """Send a worker that has nothing to do the next grant, if there is one."""
+        """Send an idle worker its next grant, if it gets one."""
         worker, permits = process.slot.worker, self.permits
         if process.slot.pending or process.task or self.heartbeats.stopping:
             return
@@ -234,7 +244,7 @@ class Crew(Roster[RemoteWorker]):
             permits.give_back(worker, tally)
             self._wait(process, WAIT_SLOT)
             return
-        self.heartbeats.enter(worker, STEP)  # before `take`: an announced worker can be timed out
+        self.heartbeats.enter(worker, STEP)  # comes before `take`, because an announced worker can be timed out
         grant = permits.take(worker, tally)
         if grant is None:
             self._wait(process, WAIT_GATE if permits.pacing.gated else WAIT_CREDIT)
@@ -245,8 +255,9 @@ class Crew(Roster[RemoteWorker]):
             weights = None
         else:
             process.loaded = newest
-        process.number, process.steps = process.number + 1, grant.steps
-        self._send(process, "write", Order(process.number, grant, process.wait), weights)
+        process.number += 1
+        process.steps = grant.steps
+        self._send(process, "write", WriteRequest(process.number, grant, process.wait), weights)
 
     def _wait(self, process: RemoteWorker, kind: int) -> None:
         if process.wait < 0:
@@ -255,7 +266,7 @@ class Crew(Roster[RemoteWorker]):
         self.heartbeats.wait(process.slot.worker, kind, process.idle)
 
     def _ticket(self, worker: int) -> int:
-        """The episode that a worker plays next, where they are issued."""
+        """Return the episode that a worker plays next, in modes that assign episodes."""
         queue = self.permits.pacing
         if not isinstance(queue, EpisodeQueue):
             return NO_TICKET
@@ -263,7 +274,7 @@ class Crew(Roster[RemoteWorker]):
         return held if held != NO_TICKET else self.permits.locked(queue.issue, worker)
 
     def _look(self, now: float) -> None:
-        """Ask those that are late how they are, replace those that are too late or gone, and tell that the others are there."""
+        """Ask late workers for their state, replace workers that are too late or gone, and update the state of idle ones."""
         for slot in self.slots:
             process = slot.process
             if process is None or slot.pending:
@@ -273,7 +284,7 @@ class Crew(Roster[RemoteWorker]):
             elif not process.asked and self._is_late(process, now):
                 self._ask(process)
         for slot, late in list(self.overdue()):
-            self._lose(slot.process, Failed(late))
+            self._lose(slot.process, CallFailure(late))
         for slot in self.take_due():
             self._start(slot)
 
@@ -286,7 +297,7 @@ class Crew(Roster[RemoteWorker]):
         return now - max(process.sent, process.heard) > min(patience, limit[min(phase, STEP)] / 3)
 
     def _hurry(self) -> None:
-        """Tell workers that the next update waits for to close their fragments, and see how long their steps last."""
+        """Ask the workers that block the next update to close their fragments, and measure how long their steps last."""
         pacing, now = self.permits.pacing, time.monotonic()
         for slot in self.slots:
             process = slot.process
@@ -313,16 +324,17 @@ class Crew(Roster[RemoteWorker]):
         self._question(process, "pulse", close)
 
     def _question(self, process: RemoteWorker, method: str, number: int) -> None:
-        self._flying[self._calls.ask(process.actor, method, number)] = Flying(method, process)
+        self._flying[self._calls.ask(process.actor, method, number)] = PendingAnswer(method, process)
 
-    def _heard(self, process: RemoteWorker, pulse: Pulse) -> None:
-        process.asked, process.heard = 0.0, time.monotonic()
+    def _heard(self, process: RemoteWorker, pulse: ActorHeartbeat) -> None:
+        process.asked = 0.0
+        process.heard = time.monotonic()
         if process.task and pulse.call == process.number:
             process.age = pulse.age
             self._mirror(process.slot.worker, pulse)
 
-    def _mirror(self, worker: int, pulse: Pulse) -> None:
-        """Write down here what a worker says of itself."""
+    def _mirror(self, worker: int, pulse: ActorHeartbeat) -> None:
+        """Copy the state that a worker has reported into the heartbeats of this process."""
         if not pulse.counts:
             return
         memory = self.heartbeats.memory
@@ -332,7 +344,7 @@ class Crew(Roster[RemoteWorker]):
         for name, of_lanes in zip(LANES, pulse.lanes, strict=True):
             memory[name][worker] = of_lanes
 
-    def _take_part(self, process: RemoteWorker, pulse: Pulse, part: Fragment | None) -> None:
+    def _take_part(self, process: RemoteWorker, pulse: ActorHeartbeat, part: Fragment | None) -> None:
         process.part = 0.0
         self._heard(process, pulse)
         if part is not None:
@@ -346,9 +358,9 @@ class Crew(Roster[RemoteWorker]):
             process.after_part = None
             self._ended(process, "write", reply)
 
-    def _lose(self, process: RemoteWorker | None, failed: Failed, *, hopeless: bool = False) -> None:
-        """A worker has ended, or has to."""
-        assert process is not None, "it runs"
+    def _lose(self, process: RemoteWorker | None, failed: CallFailure, *, hopeless: bool = False) -> None:
+        """Handle a worker that has ended or must end."""
+        assert process is not None, "only running workers are lost"
         slot, worker = process.slot, process.slot.worker
         self.fragments_lost += process.task == "write"
         self._calls.kill(process.actor)
@@ -363,13 +375,13 @@ class Crew(Roster[RemoteWorker]):
         self.queue.wakeup.notify()
 
     def _end(self) -> None:
-        """Workers close their fragments and envs, if they can do so soon; then all are killed."""
+        """Give workers a short time to close their fragments and envs, then kill all of them."""
         self.heartbeats.stop()
         running = [slot.process for slot in self.slots if slot.process is not None]
         for process in running:
             if not process.slot.pending and process.task != "begin":
                 self._ask(process, process.number)
-                self._flying[self._calls.call(process.actor, "close")] = Flying("close", process)
+                self._flying[self._calls.call(process.actor, "close")] = PendingAnswer("close", process)
         limit = Limit(GRACE)
         while limit.left and (
             left := [ref for ref, one in self._flying.items() if one.what in ("write", "close", "rows")]
@@ -381,7 +393,7 @@ class Crew(Roster[RemoteWorker]):
 
 
 def _age(process: RemoteWorker | None) -> float:
-    """Seconds that a worker's step has lasted at least. One that does not say is stuck in it."""
+    """Return the seconds that a worker's step has lasted at least. A worker that does not answer is stuck in its step."""
     if process is None or not process.task:
         return 0.0
     silent = time.monotonic() - process.asked if process.asked else 0.0

@@ -1,4 +1,4 @@
-"""What travels: plain values and arrays that fit, and nothing else."""
+"""Messages hold plain values and arrays that fit; everything else is refused."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 
 from freewheel.core import NDArray
 from freewheel.errors import FileError
-from freewheel_ray.federate.frame import ROOM, Frame, unpack
+from freewheel_ray.federate.message import ROOM, SiteMessage, unpack
 
 KNOWN: dict[str, NDArray] = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "statistics.x": np.zeros(3)}
 
 
-def test_a_frame_comes_as_it_was_sent() -> None:
-    sent = Frame("learned", {"round": 3, "rows": 70}, KNOWN)
+def test_a_message_arrives_as_it_was_sent() -> None:
+    sent = SiteMessage("learned", {"round": 3, "rows": 70}, KNOWN)
     came = unpack(sent.pack(), "a", "learned", known=KNOWN)
     assert (came.kind, came.values) == ("learned", {"round": 3, "rows": 70})
     assert all(np.array_equal(came.arrays[name], KNOWN[name]) for name in KNOWN)
     assert all(value.flags.writeable and value.flags.aligned for value in came.arrays.values())
-    assert unpack(Frame("failed", {"problem": "x"}).pack(), "a", "learned", "failed", known=KNOWN).arrays == {}
+    assert unpack(SiteMessage("failed", {"problem": "x"}).pack(), "a", "learned", "failed", known=KNOWN).arrays == {}
 
 
 def without(name: str) -> dict[str, NDArray]:
@@ -40,8 +40,8 @@ def without(name: str) -> dict[str, NDArray]:
     ],
 )
 def test_weights_that_do_not_fit_are_refused(arrays: dict[str, NDArray], said: str) -> None:
-    with pytest.raises(FileError, match="a has sent weights that do not fit") as caught:
-        unpack(Frame("learned", {"round": 1, "rows": 1}, arrays).pack(), "a", "learned", known=KNOWN)
+    with pytest.raises(FileError, match="a sent weights that do not fit") as caught:
+        unpack(SiteMessage("learned", {"round": 1, "rows": 1}, arrays).pack(), "a", "learned", known=KNOWN)
     assert said in str(caught.value)
 
 

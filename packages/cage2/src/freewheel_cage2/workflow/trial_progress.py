@@ -1,4 +1,4 @@
-"""A search of workflows on a screen while it runs: a live panel on a terminal, a plain line every few seconds elsewhere."""
+"""Show the progress of a workflow search: a live panel on a terminal, and otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 
@@ -16,51 +16,58 @@ from rich.text import Text
 
 from freewheel.sinks.words import clock
 from freewheel_cage2.workflow.envs import CANONICAL
-from freewheel_cage2.workflow.search import Proposal, Search
+from freewheel_cage2.workflow.search import Proposal, WorkflowSearch
 from freewheel_cage2.workflow.trials import workflow
 
 LINE_EVERY = 5.0  # seconds between two plain lines
-WIDTH = 88  # of the panel, where the terminal is wider
+WIDTH = 88  # maximum width of the panel
 
 
-def which_trial(search: Search, proposal: Proposal) -> str:
-    """trial 3 of about 10: if the trials to come are as long as those that have been."""
+def which_trial(search: WorkflowSearch, proposal: Proposal) -> str:
+    """Return text such as "trial 3 of about 10". The estimate assumes that later trials are as long as the earlier ones."""
     exact = {"plain": 1, "canonical": len(CANONICAL)}.get(search.rules.strategy)
     if exact is not None:
         return f"trial {proposal.number + 1} of {exact}"
     made = len(search.trials)
     mean = search.spent / made if made else proposal.episodes
-    later = search.left - mean  # after the next one
+    later = search.left - mean  # episodes that are left after the next trial
     more = math.ceil(later / mean) if later >= search.rules.least_episodes else 0
     return f"trial {proposal.number + 1} of about {made + 1 + more}"
 
 
 class TrialProgress:
-    """Shows a trial of a search, row by row of its metrics, and how far the search is. Implements sink.Sink."""
+    """Shows the metrics of a trial and the progress of the search. Implements sink.Sink."""
 
     direct = True
 
     def __init__(
         self,
         console: Console,
-        search: Search,
+        search: WorkflowSearch,
         proposal: Proposal,
         session: tuple[float, int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`session`: when this session of the search began, by `now`, and how many episodes had been played by then."""
-        self._console, self._search, self._proposal, self._now = console, search, proposal, now
-        self._session, self._before = session, search.spent
+        """`session`: the time by `now` at which this session of the search began, and the episodes that were played before."""
+        self._console = console
+        self._search = search
+        self._proposal = proposal
+        self._now = now
+        self._session = session
+        self._before = search.spent
         self._which = which_trial(search, proposal)
-        self._wall, self._updates, self._next = 0.0, 0, now() + LINE_EVERY
-        self._seconds: float | None = None  # of an update
+        self._wall = 0.0
+        self._updates = 0
+        self._next = now() + LINE_EVERY
+        self._seconds: float | None = None  # duration of an update
         self._live: Live | None = None
 
     def write(self, row: Mapping[str, Any]) -> None:
         updates, seconds = row["updates"] - self._updates, row["wall_s"] - self._wall
         if updates > 0:
             self._seconds = (row.get("time/learner_update") or 0.0) * seconds / updates
-        self._wall, self._updates = row["wall_s"], row["updates"]
+        self._wall = row["wall_s"]
+        self._updates = row["updates"]
         if self._console.is_terminal and not self._console.is_dumb_terminal:
             self._show(row)
         elif self._now() >= self._next:
@@ -72,7 +79,7 @@ class TrialProgress:
             )
 
     def note(self, text: str) -> None:
-        """What trainings say of themselves is in their run directories."""
+        """Print nothing: the messages of trainings are in their run directories."""
 
     def close(self, summary: Mapping[str, Any]) -> None:
         if self._live is not None:
@@ -115,7 +122,7 @@ class TrialProgress:
         return min(done / self._search.rules.total_episodes, 1.0)
 
     def _left(self, row: Mapping[str, Any]) -> float | None:
-        """Seconds until all episodes are played, at the rate of this session; None: unknown."""
+        """Return the seconds until all episodes are played at the rate of this session, or None if that is unknown."""
         began, before = self._session
         done: int = self._before + row["episodes"]
         if done <= before:

@@ -1,4 +1,4 @@
-"""Going on with a federation: what its sites are told."""
+"""A resumed federation sends its sites the options that it began with."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from freewheel.config import resolve
 from freewheel.learn.spec import POLICY
 from freewheel.run.checkpoints import checkpoint
-from freewheel_ray.federate import again
+from freewheel_ray.federate import resume
+from freewheel_ray.federate.federation import Federation
 from freewheel_ray.federate.options import FEDERATION, FederateOptions
-from freewheel_ray.federate.record import AVERAGE
-from freewheel_ray.federate.start import Federation
+from freewheel_ray.federate.run_dir import AVERAGE
 from tests.support.runs import train
 
 
@@ -22,7 +22,7 @@ from tests.support.runs import train
 def test_sites_get_what_was_settled_where_they_leave_it_to_defaults(
     algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As runs have it that were begun before defaults changed: observations as they are, a temperature that begins at 1."""
+    """This federation began before defaults changed: it does not normalise observations, and its temperature begins at 1."""
     settled: dict[str, Any] = {"sac": {"first_temperature": 1.0, "learning_starts": 60}} if algo == "sac" else {}
     policy = {"hidden": [8], "normalize_obs": False}
     path = train(tmp_path, "CartPole-v1", algo=algo, steps=64, evals=0, run="f", policy=policy, **settled).path
@@ -36,8 +36,8 @@ def test_sites_get_what_was_settled_where_they_leave_it_to_defaults(
     options = vars(FederateOptions(federate=4))
     (path / FEDERATION).write_text(json.dumps({**about, "options": options, "sites": sites}))
     found: list[Federation] = []
-    monkeypatch.setattr(again, "train", lambda federation, _: found.append(federation))
-    again.resume(path, trust=True)
+    monkeypatch.setattr(resume, "train", lambda federation, _: found.append(federation))
+    resume.resume(path, trust=True)
     plain, other = (resolve.from_argv(site.words) for site in found[0].sites)
     assert (plain.policy.normalize_obs, other.policy.normalize_obs) == (False, True)
     assert getattr(plain.learner, "first_temperature", 1.0) == getattr(other.learner, "first_temperature", 1.0) == 1.0

@@ -1,12 +1,12 @@
-"""`python -m freewheel_ray.actors.keeper`: a local Ray cluster that lives as long as the process that has started this one.
+"""Run a local Ray cluster that lives as long as the process that started this one.
 
-It starts Ray on the loopback device, says where it is, and waits until its standard input is closed, or until that process or one
-that the cluster cannot be without has ended, however it has ended. Then it kills all that the cluster has started and removes the
-cluster's folder. Every orphan among its descendants becomes its child (Linux), so that none escapes. It imports nothing that can
-hang, and not ray.
+`python -m freewheel_ray.actors.local_cluster PID CPUS BYTES` starts Ray on the loopback device and prints the address. Then it
+waits until its standard input is closed, or until its parent process or a vital process of the cluster has ended for any reason.
+Finally it kills every process that the cluster has started and removes the cluster's folder. On Linux every orphan among its
+descendants becomes its child, so no process escapes. It does not import ray, or anything else that can hang.
 
-`... keeper FOLDER CPUS BYTES` starts the one node of the cluster and prints its address. `ray start --head` would also start a
-server for clients (`ray://`) on a fixed port, and there is no flag against it.
+With FOLDER instead of PID it starts the single node of the cluster and prints its address. `ray start --head` is not used,
+because it would also start a server for clients (`ray://`) on a fixed port, and it has no option to prevent that.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ import psutil
 
 from freewheel.files.own_folders import python
 
-PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
-LONGEST_FOLDER = 40  # characters: the path of a socket in it must not have more than 107
-SERVES = 60.0  # seconds within which Ray has started, on a busy machine
-ENDS = 10.0  # seconds within which the kernel has ended all that was killed
-VITAL = ("gcs_server", "raylet")  # of a cluster of one node
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # Ray then leaves the address 127.0.0.1 as it is
-#: Another cluster's.
+PR_SET_CHILD_SUBREAPER = 36  # an option of Linux's prctl
+LONGEST_FOLDER = 40  # characters; the path of a socket in the folder may have at most 107
+SERVES = 60.0  # seconds that Ray has to start, also on a busy machine
+ENDS = 10.0  # seconds that the kernel has to end the killed processes
+VITAL = ("gcs_server", "raylet")  # a cluster of one node cannot work without these processes
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # stops Ray from replacing the address 127.0.0.1
+#: Variables that may belong to another cluster.
 FOREIGN = ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_REDIS_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR", "RAY_TMPDIR")
 
 
-class Started(NamedTuple):
-    """What a keeper answers: an address, or why there is none."""
+class StartedCluster(NamedTuple):
+    """The address of the cluster that was started, or the error."""
 
     address: str
     folder: str
@@ -54,18 +54,19 @@ def token_file(folder: str | Path) -> Path:
 
 
 def with_token(folder: str | Path) -> dict[str, str]:
-    """The variables by which Ray's processes, and who connects to them, use this cluster's token."""
+    """Return the environment variables with which Ray's processes and their clients use this cluster's token."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file(folder))}
 
 
 def main(words: Sequence[str]) -> int:
-    first, cpus, store = words[0], int(words[1]), int(words[2])
+    first = words[0]
+    cpus, store = int(words[1]), int(words[2])
     return keep(int(first), cpus, store) if first.isdecimal() else start_node(first, cpus, store)
 
 
 def keep(parent: int, cpus: int, store: int) -> int:
-    """The cluster, until there is no need of it."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # of the terminal: the parent handles them
+    """Run the cluster until the parent no longer needs it."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the terminal sends these; the parent handles them
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with suppress(OSError, AttributeError):  # not on Linux
@@ -92,7 +93,7 @@ class _ParentEndedError(Exception):
 
 
 def _watched(parent: int) -> list[int]:
-    """What becomes readable when the parent closes our standard input or ends; empty: it has ended."""
+    """Return descriptors that become readable when the parent closes our standard input or ends; none if it has ended."""
     watched = [sys.stdin.fileno()]
     try:
         watched.append(os.pidfd_open(parent))
@@ -104,14 +105,14 @@ def _watched(parent: int) -> list[int]:
 
 
 def _vital() -> list[int]:
-    """What becomes readable when a process ends that the cluster cannot be without: of its head Ray would notice in a minute."""
+    """Return descriptors that become readable when a vital process ends. Ray itself takes a minute to notice a lost head."""
     with suppress(psutil.Error, OSError, AttributeError):
         return [os.pidfd_open(one.pid) for one in psutil.Process().children() if one.name() in VITAL]
     return []
 
 
 def make_folder() -> str:
-    """A folder that only this user can enter, with a token of its own."""
+    """Create a folder that only this user can enter, and write a new token into it."""
     place = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="fw-ray-", dir=place if len(place) <= LONGEST_FOLDER else "/tmp")
     descriptor = os.open(token_file(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -120,27 +121,27 @@ def make_folder() -> str:
     return folder
 
 
-def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> Started:
+def _start(folder: str, cpus: int, store: int, watched: Sequence[int]) -> StartedCluster:
     environment = {name: value for name, value in os.environ.items() if name not in FOREIGN}
     environment |= with_token(folder) | LOOPBACK | {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
-    place = f"{folder}/r"  # Ray opens the folder that it is given to everybody
-    head = [*python("freewheel_ray.actors.keeper"), place, str(cpus), str(store)]
-    said, log = Path(folder) / "address", Path(folder) / "start.log"
-    with said.open("wb") as out, log.open("wb") as err:
+    place = f"{folder}/r"  # Ray makes its folder accessible to everybody
+    head = [*python("freewheel_ray.actors.local_cluster"), place, str(cpus), str(store)]
+    printed, log = Path(folder) / "address", Path(folder) / "start.log"
+    with printed.open("wb") as out, log.open("wb") as err:
         ray = subprocess.Popen(head, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
     deadline = time.monotonic() + SERVES
     while ray.poll() is None and time.monotonic() < deadline:
         if select.select(watched, [], [], 0.05)[0]:
             raise _ParentEndedError
     if ray.poll() == 0:
-        return Started(said.read_text().split()[-1], folder)
+        return StartedCluster(printed.read_text().split()[-1], folder)
     lines = log.read_text(errors="replace").split("\n")
-    why = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-    return Started("", folder, f"it does not answer within {SERVES:g} s" if ray.poll() is None else why)
+    why = next((line for line in reversed(lines) if line.strip()), "it printed no error")
+    return StartedCluster("", folder, f"it does not answer within {SERVES:g} s" if ray.poll() is None else why)
 
 
 def start_node(folder: str, cpus: int, store: int) -> int:
-    """In a process of its own."""
+    """Start the single node of the cluster. Runs in a separate process."""
     from ray._private.node import Node
     from ray._private.parameter import RayParams
 
@@ -159,9 +160,10 @@ def start_node(folder: str, cpus: int, store: int) -> int:
 
 
 def end_all(folder: str, *, descendants: bool) -> None:
-    """Kill every process of the cluster in this folder, also those that start meanwhile, and remove the folder.
+    """Kill every process of the cluster in this folder, including those that start meanwhile, and remove the folder.
 
-    `descendants`: all of this process are the cluster's; else only what Ray itself has started with this folder is found.
+    With `descendants`, all descendants of this process belong to the cluster. Otherwise only the processes that Ray has started
+    with this folder are found.
     """
     deadline = time.monotonic() + ENDS
     while (left := _members(folder, descendants)) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What an environment needs where its files are not: files of the user's own come along, packages are asked for by name."""
+"""An environment on another node: the user's files are sent along, and missing packages are named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from freewheel.errors import SetupError
-from freewheel_ray.actors import luggage
+from freewheel_ray.actors import code_shipping
 from tests.support.runs import python
 
 SIM = """
@@ -31,8 +31,8 @@ def observation():
 """
 UNPACK = """
 import sys, cloudpickle
-from freewheel_ray.actors import luggage
-config = luggage.unpacked(open(sys.argv[1], "rb").read())
+from freewheel_ray.actors import code_shipping
+config = code_shipping.unpacked(open(sys.argv[1], "rb").read())
 env = config.open(0)
 env.reset(seed=1)
 print(config.name.rpartition("/")[2], env.step(0)[1])
@@ -40,7 +40,7 @@ print(config.name.rpartition("/")[2], env.step(0)[1])
 
 
 def moved(folder: Path, program: str) -> str:
-    """What a config that `program` packs is good for in another process, when the files beside it are gone."""
+    """Return what another process prints about the config that `program` packs, after the user's files are gone."""
     here, there = folder / "here", folder / "there"
     here.mkdir()
     there.mkdir()
@@ -56,9 +56,9 @@ def moved(folder: Path, program: str) -> str:
 PACK = """
 import sys
 from freewheel.envs.gym import GymConfig
-from freewheel_ray.actors import luggage
+from freewheel_ray.actors import code_shipping
 {}
-open(sys.argv[1], "wb").write(luggage.packed(config, "the environment", config.modules))
+open(sys.argv[1], "wb").write(code_shipping.packed(config, "the environment", config.modules))
 """
 
 
@@ -75,7 +75,7 @@ def test_an_environment_comes_with_its_file_and_those_that_it_imports(tmp_path: 
     assert moved(tmp_path, PACK.format(program)) == found
 
 
-def test_a_module_that_cannot_travel_is_left_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_cannot_be_pickled_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "locked_module.py").write_text(
         "import threading\nLOCK = threading.Lock()\ndef call():\n    return LOCK\n"
     )
@@ -83,9 +83,9 @@ def test_a_module_that_cannot_travel_is_left_where_it_is(tmp_path: Path, monkeyp
     import locked_module  # type: ignore[import-not-found]
 
     try:
-        assert luggage.is_own_file(locked_module)
-        blob = luggage.packed(locked_module.call, "it", ["locked_module"])
-        assert luggage.unpacked(blob) is locked_module.call
+        assert code_shipping.is_own_file(locked_module)
+        blob = code_shipping.packed(locked_module.call, "it", ["locked_module"])
+        assert code_shipping.unpacked(blob) is locked_module.call
     finally:
         del sys.modules["locked_module"]
 
@@ -96,7 +96,9 @@ def test_what_is_installed_is_not_sent() -> None:
     import gymnasium
     import psutil
 
-    assert not any(map(luggage.is_own_file, (json, gymnasium, psutil, luggage, sys, sys.modules["__main__"])))
+    assert not any(
+        map(code_shipping.is_own_file, (json, gymnasium, psutil, code_shipping, sys, sys.modules["__main__"]))
+    )
 
 
 def test_a_package_that_a_node_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,10 +108,10 @@ def test_a_package_that_a_node_lacks_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(tmp_path)
     import shop_package  # type: ignore[import-not-found]
 
-    blob = luggage.packed(shop_package.make, "it", ["shop_package"])
+    blob = code_shipping.packed(shop_package.make, "it", ["shop_package"])
     del sys.modules["shop_package"]
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder != str(tmp_path)])
     with pytest.raises(
-        SetupError, match=r"^the node \S+ \(.*\) has no module 'shop_package': install shop_package on every node"
+        SetupError, match=r"^the node \S+ \(.*\) has no module 'shop_package'; install shop_package on every node"
     ):
-        luggage.unpacked(blob)
+        code_shipping.unpacked(blob)
