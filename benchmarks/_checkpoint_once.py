@@ -20,7 +20,7 @@ from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicyConfig
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.checkpoints.progress import Earlier, Progress
+from freewheel.run.checkpoints.progress import Earlier, RunProgress
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.checkpoints.store import Store
 
@@ -56,7 +56,7 @@ def build(rows: int, folder: Path) -> tuple[SAC, Saver]:
     learner = SAC(SACConfig(buffer=rows), LearnerSpec(policy=policy, batch=BatchSpec(1, 1), seed=0))
     saver: Any = Saver(Directory(folder), learner)
     saver.collector = NoCollector()
-    saver.progress = lambda ended: Progress({"env_steps": learner.replay.added, "ended": ended})
+    saver.progress = lambda ended: RunProgress({"env_steps": learner.replay.added, "ended": ended})
     return learner, saver
 
 

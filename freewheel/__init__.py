@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from freewheel.run.evaluation.episodes import Score
     from freewheel.run.hooks import Hook, Run
     from freewheel.run.policy import Policy
-    from freewheel.run.schedule.replay import Replay
+    from freewheel.run.schedule.replay import ScheduleReplay
     from freewheel.run.trainer import Result
     from freewheel.sinks.sink import Sink
 
@@ -185,7 +185,7 @@ def replay(
     hooks: Sequence[object] = (),
     inline: bool = False,
     trust: bool = False,
-) -> Replay:
+) -> ScheduleReplay:
     """Let a run that was recorded (train(..., record_schedule=True)) learn again, bit for bit, perhaps only up to this step.
 
         result = freewheel.replay("runs/CartPole-v1-ppo-continuous")

@@ -265,7 +265,7 @@ def to_numpy(array: Array) -> NDArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class EpisodePrefix:
     """An episode under way: by its seed, its context and its actions it can be brought to this point again."""
 
     action: NDArray  # [n] or [n, A], n > 0
@@ -308,7 +308,7 @@ class Env(ABC, Generic[A]):
     # not come to the same point begins the next one. It returns what to act on [B, D], and for each lane why it did not; None,
     # and nothing is done: it cannot bring episodes back. It calls `calling` with "reset" or "step" before each of them.
     def replay(
-        self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+        self, seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None], calling: Callable[[str], None]
     ) -> tuple[A, list[str]] | None:
         return None
 

@@ -26,7 +26,7 @@ EPISODES = 20
 
 
 @dataclass(frozen=True)
-class PolicyOptions:
+class WeightsOptions:
     """Which run, and which weights of it."""
 
     run: str = ""
@@ -40,7 +40,7 @@ class PolicyOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions(PolicyOptions):
+class RunOptions(WeightsOptions):
     """Which run, and which episodes."""
 
     env: str = ""
@@ -97,7 +97,7 @@ def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]
 
 
 @dataclass(frozen=True)
-class EvalOptions(RunOptions):
+class EvalCommandOptions(RunOptions):
     """Score the greedy policy of one or several runs."""
 
     json: bool = False
@@ -117,8 +117,8 @@ def _options() -> type[Any]:
     protocols = _protocols().values()
     texts = {one.name: f"Use {one.help} ({one.episodes} episodes, seed {one.seed} by default)." for one in protocols}
     switches = [(name, Annotated[bool, flags.named(description=text)], False) for name, text in texts.items()]
-    options = dataclasses.make_dataclass("EvalOptions", switches, bases=(EvalOptions,), frozen=True)
-    options.__doc__ = EvalOptions.__doc__
+    options = dataclasses.make_dataclass("EvalOptions", switches, bases=(EvalCommandOptions,), frozen=True)
+    options.__doc__ = EvalCommandOptions.__doc__
     return options
 
 
@@ -136,7 +136,7 @@ def _run(argv: Sequence[str]) -> int:
     return 0
 
 
-def _evaluate(options: EvalOptions, console: Console, *, alone: bool) -> dict[str, Any]:
+def _evaluate(options: EvalCommandOptions, console: Console, *, alone: bool) -> dict[str, Any]:
     """The result of one run; printed unless it becomes part of a table or of JSON."""
     run, actor = open_policy(options, console)
     about = {"run": run.path.name, "path": str(run.path), "env": run.config.env.name, "which": run.which}
@@ -153,7 +153,7 @@ def _evaluate(options: EvalOptions, console: Console, *, alone: bool) -> dict[st
     return {**about, **figures, **counts, **length, "returns": list(score.returns), "lengths": list(score.lengths)}
 
 
-def _play(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) -> Score:
+def _play(options: EvalCommandOptions, run: SavedRun, actor: Actor, console: Console) -> Score:
     score = run.score(actor, options.episodes or EPISODES, options.seed)
     if score.warning:
         console.print(f"warning: {score.warning}", style="yellow", soft_wrap=True)
@@ -173,7 +173,7 @@ def _print_table(results: Sequence[Mapping[str, Any]], console: Console) -> None
     console.print(table)
 
 
-def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) -> None:
+def _score(options: EvalCommandOptions, run: SavedRun, actor: Actor, console: Console) -> None:
     """Greedy episodes as one line, and what the world family compares them with."""
     from freewheel.envs.family import family_of
 
@@ -187,7 +187,7 @@ def _score(options: EvalOptions, run: SavedRun, actor: Actor, console: Console) 
 
 
 def _run_protocol(
-    protocol: EvalProtocol, options: EvalOptions, run: SavedRun, actor: Actor, console: Console
+    protocol: EvalProtocol, options: EvalCommandOptions, run: SavedRun, actor: Actor, console: Console
 ) -> dict[str, Any]:
     """The protocol's table, and its result, also in a file of its name."""
     seed = protocol.seed if options.seed is None else options.seed

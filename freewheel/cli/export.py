@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from freewheel.cli.eval import PolicyOptions, parse
+from freewheel.cli.eval import WeightsOptions, parse
 from freewheel.errors import UsageError
 from freewheel.registry import Command
 
 
 @dataclass(frozen=True)
-class ExportOptions(PolicyOptions):
+class ExportOptions(WeightsOptions):
     """Write the policy of a run as files that need no Freewheel: weights, JSON, and a loader in numpy or an ONNX graph."""
 
     out: str = ""

@@ -161,7 +161,7 @@ def _explained(error: SetupError | EnvError, render: str | None) -> SetupError |
     return error if found is None else SetupError(f"cannot show it: {found}, or use --render none")
 
 
-class Recorder(Protocol):
+class FilmRecorder(Protocol):
     """Takes the pictures [H, W, 3] of an episode, one after the other, and makes a file of them: its bytes come from `close`."""
 
     def __init__(self, fps: float) -> None: ...
@@ -234,7 +234,7 @@ class LastPicture:
         return b"" if self._picture is None else png.encode(self._picture)
 
 
-RECORDERS: Mapping[str, type[Recorder]] = {"gif": Animation, "mp4": Film, "png": LastPicture}
+RECORDERS: Mapping[str, type[FilmRecorder]] = {"gif": Animation, "mp4": Film, "png": LastPicture}
 
 
 class File:
@@ -242,7 +242,7 @@ class File:
 
     def __init__(self, path: Path, kind: str, fps: float) -> None:
         self.path, self._kind, self._fps = path, kind, fps
-        self._recorder: Recorder | None = None
+        self._recorder: FilmRecorder | None = None
 
     @property
     def begun(self) -> bool:

@@ -34,7 +34,7 @@ from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory
 from freewheel.rollout.probe import EnvCost
 from freewheel.rollout.runner import Runner
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.timeline.track import NoTrack, Ring, TurnTrack
 from freewheel.transport.workers.heartbeats import kind as kind_of_report
 
@@ -111,7 +111,7 @@ class SerialCollector(Collector):
     Objects made before the end of the first chunk are excluded from garbage collection, as in workers.
     """
 
-    def __init__(self, runner: SerialRunner, quota: Quota, trace: Recording | None = None) -> None:
+    def __init__(self, runner: SerialRunner, quota: Quota, trace: SpanRecording | None = None) -> None:
         self._runner, self._quota = runner, quota
         self._posted = Posted()
         self._idle_since = perf_counter_ns()
@@ -208,7 +208,7 @@ class SerialCollector(Collector):
         self._runner.spend(WAIT_CREDIT, now - self._idle_since)
 
 
-def _traced(trace: Recording, runner: SerialRunner) -> TurnTrack:
+def _traced(trace: SpanRecording, runner: SerialRunner) -> TurnTrack:
     """The environments of this process in the timeline: cut between two steps, where the runner steps in this process."""
     ring, now = Ring.private(), perf_counter_ns()
     trace.attach({ENVS: ring}, "envs")

@@ -16,7 +16,7 @@ from torch import Tensor
 from freewheel.core import ActionSpec, Env, EnvSpec, NDArray, SeedStream, Slice, Step
 from freewheel.envs.lane import raised
 from freewheel.errors import EnvError, FreewheelError, SetupError
-from freewheel.policies.layout import Actions, BadObservationError, Layout, Observations, Part
+from freewheel.policies.layout import Actions, BadObservationError, Layout, Observations, SpaceLeaf
 
 Path: TypeAlias = tuple[str, ...]
 
@@ -190,7 +190,7 @@ class _Columns:
             raise SetupError(f"{name} observes {', '.join(groups)}: one group must be named {POLICY_GROUPS[0]}")
         first = {"policy": 0, "critic": 1}
         order = sorted(named, key=lambda group: first.get(group, len(first)))
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[SpaceLeaf, ...] = ()
         slices: list[Slice] = []
         for group in order or ["policy"]:
             start = self.size
@@ -198,7 +198,7 @@ class _Columns:
             leaves = list(_leaves(groups[path[0]] if path else space, path))
             for leaf, shape in leaves:
                 text, stop = f"an array {shape}", self.size + math.prod(shape)
-                self.parts = (*self.parts, Part(leaf, "copy", text, shape, self.size, stop))
+                self.parts = (*self.parts, SpaceLeaf(leaf, "copy", text, shape, self.size, stop))
             whole = leaves[0][1] if len(leaves) == 1 else (self.size - start,)
             slices.append(Slice(group, start, self.size, whole))
         self.slices = tuple(slices)

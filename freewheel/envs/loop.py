@@ -9,10 +9,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from freewheel.core import Env, EnvSpec, NDArray, Played, SeedStream, Step
+from freewheel.core import Env, EnvSpec, EpisodePrefix, NDArray, SeedStream, Step
 from freewheel.envs.fault_tolerant import FaultTolerantLane, FaultTolerantLanes, finite
 from freewheel.envs.lane import Lane, LaneBuffers, blank_step, close_env, survey
-from freewheel.rollout.restoring import Clock, play_again
+from freewheel.rollout.restoring import ReplayDeadline, play_again
 from freewheel.rollout.single_env_runner import SingleEnv
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -76,9 +76,9 @@ class GymLoop(Env):
         return self.autoreset()
 
     def replay(
-        self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+        self, seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None], calling: Callable[[str], None]
     ) -> tuple[NDArray, list[str]]:
-        clock, reasons = Clock(), []
+        clock, reasons = ReplayDeadline(), []
         lanes = zip(self._lanes, seeds, played, self._step.next_obs, strict=True)
         for self._at[0], (lane, stream, own, successor) in enumerate(lanes):
             lane.follow(stream)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
-from freewheel.core import NO_CONTEXT, Env, EnvSpec, Failure, NDArray, Played, SeedStream, Step
+from freewheel.core import NO_CONTEXT, Env, EnvSpec, EpisodePrefix, Failure, NDArray, SeedStream, Step
 from freewheel.envs.lane import position
 from freewheel.envs.loop import GymLoop
 from freewheel.errors import EnvError, FreewheelError, SetupError, cut, text_of
@@ -20,7 +20,7 @@ from freewheel.policies.layout import Actions
 from freewheel.rollout.factory import Timeouts
 from freewheel.rollout.probe import watching
 from freewheel.transport.forkserver import freeze_heap, pickled
-from freewheel.transport.shm.barrier import Barrier, Line
+from freewheel.transport.shm.barrier import Barrier, WakePipe
 from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of, require_memory
 from freewheel.transport.workers import heartbeats as phase
 from freewheel.transport.workers.heartbeats import Heartbeats, LaneCalls
@@ -101,7 +101,7 @@ class LaneProcesses(Env):
         return self._obs
 
     def replay(
-        self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+        self, seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None], calling: Callable[[str], None]
     ) -> tuple[NDArray, list[str]]:
         """Each lane in its own process, so they do not wait for each other."""
         calling("reset")
@@ -210,7 +210,7 @@ class Ready(NamedTuple):
     shown: Sequence[Shown]
 
 
-def serve(line: Line, heartbeats: Heartbeats, number: int, factory: bytes, lane: int, who: str) -> None:
+def serve(line: WakePipe, heartbeats: Heartbeats, number: int, factory: bytes, lane: int, who: str) -> None:
     """The main function of the process with this number."""
     process = _LaneProcess(heartbeats, number)
     answer: Any = _answer(process.make, factory, lane, who)
@@ -288,7 +288,7 @@ class _LaneProcess:
         self._calls.begun[0] = 0
         self._first[:] = self._made.reset([stream])[0]
 
-    def replay(self, stream: SeedStream, played: Played | None) -> str:
+    def replay(self, stream: SeedStream, played: EpisodePrefix | None) -> str:
         """Why the episode is not where it was."""
         self._calls.begun[0] = 0
         obs, (reason,) = self._made.replay([stream], [played], self._calling)

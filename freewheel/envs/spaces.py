@@ -10,7 +10,7 @@ from gymnasium import Space, spaces
 
 from freewheel.core import ActionSpec, NDArray
 from freewheel.errors import SetupError
-from freewheel.policies.layout import MASK, Actions, Key, Layout, Observations, Part
+from freewheel.policies.layout import MASK, Actions, Key, Layout, Observations, SpaceLeaf
 
 UNBOUNDED = 1e30  # beyond this a bound is only the largest number of its type
 
@@ -51,11 +51,11 @@ def _leaves(space: Space[Any], path: tuple[Key, ...]) -> Iterator[tuple[tuple[Ke
         yield path, space
 
 
-def _part(path: tuple[Key, ...], space: Space[Any], start: int) -> Part:
+def _part(path: tuple[Key, ...], space: Space[Any], start: int) -> SpaceLeaf:
     text = " ".join(str(space).split())
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         shape = tuple(map(int, space.shape))
-        return Part(path, "copy", text, shape, start, start + int(np.prod(shape)), str(space.dtype))
+        return SpaceLeaf(path, "copy", text, shape, start, start + int(np.prod(shape)), str(space.dtype))
     if isinstance(space, spaces.Discrete):
         sizes, first, shape = np.array([space.n]), np.array([space.start]), ()
     elif isinstance(space, spaces.MultiDiscrete):
@@ -65,7 +65,7 @@ def _part(path: tuple[Key, ...], space: Space[Any], start: int) -> Part:
         known = "Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of these"
         raise SetupError(f"observation space {text}{where} is not supported: use {known} (wrap the env to convert it)")
     components = tuple(sizes.tolist()), tuple(first.tolist())
-    return Part(path, "one-hot", text, shape, start, start + int(sizes.sum()), str(space.dtype), *components)
+    return SpaceLeaf(path, "one-hot", text, shape, start, start + int(sizes.sum()), str(space.dtype), *components)
 
 
 def _observations(space: Space[Any], choices: int | None, *, info_mask: bool) -> Observations:
@@ -74,14 +74,14 @@ def _observations(space: Space[Any], choices: int | None, *, info_mask: bool) ->
     mask_space = leaves.pop((MASK,), None) if choices is not None else None
     pixels = all(isinstance(leaf, spaces.Box) and leaf.dtype == np.uint8 for leaf in leaves.values())
     dtype: Literal["float32", "uint8"] = "uint8" if pixels and leaves else "float32"
-    parts: list[Part] = []
+    parts: list[SpaceLeaf] = []
     stop = 0
     for path, leaf in leaves.items():
         parts.append(_part(path, leaf, stop))
         stop = parts[-1].stop
     if choices is None or (mask_space is None and not info_mask):
         return Observations(dtype, tuple(parts))
-    mask = Part((MASK,), "mask", f"{choices} zeros and ones", (choices,), stop, stop + choices)
+    mask = SpaceLeaf((MASK,), "mask", f"{choices} zeros and ones", (choices,), stop, stop + choices)
     if mask_space is None:
         return Observations(dtype, tuple(parts), mask)
     if mask_space.shape != (choices,):

@@ -11,12 +11,12 @@ import numpy as np
 from gymnasium.spaces import Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from freewheel.core import NO_CONTEXT, Env, EnvSpec, NDArray, Played, SeedStream, Step
+from freewheel.core import NO_CONTEXT, Env, EnvSpec, EpisodePrefix, NDArray, SeedStream, Step
 from freewheel.envs.lane import blank_step, close_env, raised
 from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.policies.layout import MASK, BadObservationError, Layout
-from freewheel.rollout.restoring import OTHERWISE, Clock, HeldStream, after_what_was_played, differs
+from freewheel.rollout.restoring import OTHERWISE, HeldStream, ReplayDeadline, after_what_was_played, differs
 
 
 class GymVector(Env):
@@ -45,8 +45,8 @@ class GymVector(Env):
         self._encode = layout.action.encoder()
         self._step = blank_step(self._spec)
         self._obs = np.zeros_like(self._step.next_obs)  # [B, D] what to act on next
-        self._rows = _Rows(layout, self._obs)
-        self._some = _Rows(layout, np.zeros_like(self._obs))  # of which only ended lanes are used
+        self._rows = _VectorRows(layout, self._obs)
+        self._some = _VectorRows(layout, np.zeros_like(self._obs))  # of which only ended lanes are used
         self._ended = np.zeros(vector.num_envs, np.bool_)  # the episode is over and the next has not begun
 
     def _survey(self) -> Layout:
@@ -89,13 +89,13 @@ class GymVector(Env):
         return self._obs
 
     def replay(
-        self, seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+        self, seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None], calling: Callable[[str], None]
     ) -> tuple[NDArray, list[str]]:
         """Lanes are stepped together: those that have played less wait, and begin when the others are that far."""
         why = f"{self._name} is not seeded anew for each episode"
         if self._vector.metadata.get("lane_seeds") and self._mode is AutoresetMode.DISABLED:
             try:
-                return _Replay(self, seeds, played).run(calling)
+                return _VectorReplay(self, seeds, played).run(calling)
             except EnvError as error:
                 why = f"it failed: {error.report.splitlines()[0]}"
         calling("reset")
@@ -176,10 +176,10 @@ class GymVector(Env):
         close_env(self._vector, self._name)
 
 
-class _Replay:
+class _VectorReplay:
     """Episodes of a vector env that are brought to where they were."""
 
-    def __init__(self, env: GymVector, seeds: Sequence[SeedStream], played: Sequence[Played | None]) -> None:
+    def __init__(self, env: GymVector, seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None]) -> None:
         self._env, self._played = env, played
         self._streams = [HeldStream(stream) for stream in seeds]
         self._steps = np.array([0 if own is None else len(own.action) for own in played])
@@ -187,7 +187,7 @@ class _Replay:
         self._reasons = [""] * len(played)
 
     def run(self, calling: Callable[[str], None]) -> tuple[NDArray, list[str]]:
-        env, most, clock = self._env, int(self._steps.max()), Clock()
+        env, most, clock = self._env, int(self._steps.max()), ReplayDeadline()
         calling("reset")
         env.reset(self._streams)
         for stream in self._streams:
@@ -238,7 +238,7 @@ class _Replay:
         self._env.autoreset()
 
 
-class _Rows:
+class _VectorRows:
     """Rows [B, D] for observations of a vector env: one of all lanes, or an object array with some lanes' observations."""
 
     def __init__(self, layout: Layout, out: NDArray) -> None:

@@ -13,7 +13,7 @@ from freewheel.errors import printable
 WHITE = "\n\t"  # of reports of several lines
 
 
-class Output:
+class LossyStream:
     """A text stream that gives up after the first error; then what is written to it is lost. `told`: standard error says so."""
 
     def __init__(self, stream: Any, *, told: bool = True) -> None:
@@ -85,13 +85,13 @@ def fill_standard_streams() -> None:
 
 def keep_printing_harmless() -> None:
     """In a child process: what an environment prints cannot be its failure. The parent tells that nothing is printed any more."""
-    sys.stdout = Output(sys.stdout, told=False)
+    sys.stdout = LossyStream(sys.stdout, told=False)
 
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
     """In this block errors of standard output end nothing."""
-    before, sys.stdout = sys.stdout, Output(sys.stdout)
+    before, sys.stdout = sys.stdout, LossyStream(sys.stdout)
     try:
         yield
     finally:

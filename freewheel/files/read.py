@@ -224,7 +224,7 @@ def show(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArrayEntry:
     """One array of a safetensors file: its type, its shape, and where its bytes are (from the end of the header)."""
 
     dtype: np.dtype[Any]
@@ -233,7 +233,7 @@ class Entry:
     stop: int
 
 
-def header(path: Path) -> dict[str, Entry]:
+def header(path: Path) -> dict[str, ArrayEntry]:
     """What a safetensors file holds, checked against its size; its arrays are not read."""
     with regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -268,7 +268,7 @@ def _header_length(begin: bytes | bytearray, size: int, name: str) -> int:
     return length
 
 
-def _entries(text: bytes | bytearray, size: int, name: str) -> dict[str, Entry]:
+def _entries(text: bytes | bytearray, size: int, name: str) -> dict[str, ArrayEntry]:
     """The entries of a header in the order of the file: they fill its `size` bytes without a gap."""
     listed = parse_json(text, f"the header of {name}", HEADER_SIZE)
     listed.pop("__metadata__", None)
@@ -285,7 +285,7 @@ def _entries(text: bytes | bytearray, size: int, name: str) -> dict[str, Entry]:
     return found
 
 
-def _entry(value: Any, where: str) -> Entry:
+def _entry(value: Any, where: str) -> ArrayEntry:
     fields = record(_Listed, value, where)
     start, stop = fields.data_offsets
     if fields.dtype not in DTYPES:
@@ -296,7 +296,7 @@ def _entry(value: Any, where: str) -> Entry:
     if not 0 <= start <= stop or stop - start != math.prod(fields.shape) * dtype.itemsize:
         need = f"{show(fields.shape)} of {fields.dtype} are {math.prod(fields.shape) * dtype.itemsize:,} bytes"
         raise FileError(f"{where} has {stop - start:,} bytes, but {need}")
-    return Entry(dtype, fields.shape, start, stop)
+    return ArrayEntry(dtype, fields.shape, start, stop)
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from freewheel.core import A, Array, NDArray, Transitions, to_numpy
-from freewheel.learn.replay import Replay
+from freewheel.learn.replay import ReplayBuffer
 from freewheel.policies.nets import TensorPolicy
-from freewheel.policies.spec import Start, namespace
+from freewheel.policies.spec import StartWeights, namespace
 
 
 def zeros(size: int, device: str | None) -> Any:
@@ -30,7 +30,7 @@ class RunningMoments(Generic[A]):
     device. shared: several learners have a part of the rows each, and now and then all know those of all."""
 
     def __init__(
-        self, columns: int, start: Start | None = None, *, device: str | None = None, shared: bool = False
+        self, columns: int, start: StartWeights | None = None, *, device: str | None = None, shared: bool = False
     ) -> None:
         self.count = 0.0
         self.shared = shared
@@ -137,7 +137,7 @@ class StoredMoments(RunningMoments[NDArray]):
 
     measured = 0  # rows that had been stored when they last moved
 
-    def follow(self, replay: Replay, rows: int) -> None:
+    def follow(self, replay: ReplayBuffer, rows: int) -> None:
         """So many rows have been stored until now."""
         if rows >= GROWTH * self.measured:
             new = replay.newest(min(rows - self.measured, replay.count))

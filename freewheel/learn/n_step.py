@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NONE = -1  # no row
 
 
-class Return(NamedTuple):
+class NStepReturn(NamedTuple):
     """Of the consecutive rows that begin at each of k places."""
 
     reward: Tensor  # [k] the sum of their discounted rewards
@@ -64,7 +64,7 @@ class Successors:
         self._next.index_copy_(0, place.flatten(), (number % self.capacity).flatten())
         self._newest[lanes] = torch.where(ended[-1], NONE, number[-1])
 
-    def walk(self, index: Tensor, rewards: Tensor) -> Return:
+    def walk(self, index: Tensor, rewards: Tensor) -> NStepReturn:
         """From the rows at these places; rewards are by place."""
         reward = rewards.index_select(0, index)
         discount = torch.full_like(reward, self.gamma)
@@ -74,7 +74,7 @@ class Successors:
             index = torch.where(goes_on, following, index)
             reward = torch.where(goes_on, reward + discount * rewards.index_select(0, index), reward)
             discount = torch.where(goes_on, discount * self.gamma, discount)
-        return Return(reward, discount, index)
+        return NStepReturn(reward, discount, index)
 
     def state_dict(self, first: int, end: int) -> dict[str, Array]:
         """Of the rows with these numbers: how many numbers further the next one is; 0: there is none."""

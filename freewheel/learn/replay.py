@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     next_obs: Tensor  # [..., D]
 
 
-class Minibatch(NamedTuple):
+class ReplayMinibatch(NamedTuple):
     """What one gradient step learns from: the target of a row is reward + discount × the value of next_obs."""
 
     obs: Tensor  # [N, D]
@@ -44,7 +44,7 @@ class Minibatch(NamedTuple):
     places: Tensor | None = None  # [k] of the first k rows in the replay buffer, if it wants to know their errors
 
     @classmethod
-    def of(cls, rows: Batch, gamma: float) -> Minibatch:
+    def of(cls, rows: Batch, gamma: float) -> ReplayMinibatch:
         """Of rows of one step."""
         discount = torch.rsub(rows.terminated, gamma, alpha=gamma)  # gamma × (1 - terminated)
         return cls(rows.obs, rows.action, rows.reward, discount, rows.next_obs)
@@ -65,9 +65,9 @@ class Drawn(NamedTuple):
         weight = None if self.weight is None else functional.pad(self.weight, (0, count), value=1.0)
         return Drawn(torch.cat([self.rows, rows]), discount, weight, self.places)
 
-    def minibatch(self, columns: Columns, gamma: float) -> Minibatch:
+    def minibatch(self, columns: Columns, gamma: float) -> ReplayMinibatch:
         rows = columns.split(self.rows)
-        batch = Minibatch.of(rows, gamma)._replace(weight=self.weight, places=self.places)
+        batch = ReplayMinibatch.of(rows, gamma)._replace(weight=self.weight, places=self.places)
         return batch if self.discount is None else batch._replace(discount=self.discount * (1 - rows.terminated))
 
 
@@ -109,7 +109,7 @@ class Columns:
         return rows.to(device, non_blocking=True)
 
 
-class Replay:
+class ReplayBuffer:
     """The newest rows that fit. Rows are added under a version, and expire by it. Implements core.RowBuffer.
 
     `draw` follows the priority where there is one, and gives returns over several steps where successors are known.

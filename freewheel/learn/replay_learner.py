@@ -28,7 +28,7 @@ from freewheel.learn.moments import StoredMoments
 from freewheel.learn.n_step import Successors
 from freewheel.learn.pace import Pace
 from freewheel.learn.priority import Uniform
-from freewheel.learn.replay import Columns, Minibatch, Replay
+from freewheel.learn.replay import Columns, ReplayBuffer, ReplayMinibatch
 from freewheel.learn.spec import LearnerSpec, ReplayConfig
 from freewheel.learn.together import checksum, gathered, own_seed, require_same, share
 from freewheel.seeding import tree
@@ -58,7 +58,7 @@ class ReplayLearner(Learner):
         self,
         config: ReplayConfig,
         spec: LearnerSpec,
-        make_update: Callable[[Callable[[], Minibatch]], Update],
+        make_update: Callable[[Callable[[], ReplayMinibatch]], Update],
         *,
         priority: Uniform | None = None,
         successors: Successors | None = None,
@@ -70,7 +70,7 @@ class ReplayLearner(Learner):
             raise UsageError(f"{config.name}.batch {config.batch} cannot be divided among {peers.count} learners")
         self._peers, count = peers, peers.count
         self.spec, self.version = spec, 0
-        self.replay = Replay(
+        self.replay = ReplayBuffer(
             config.rows_kept(spec),
             Columns(policy.obs_size, policy.action_columns),
             device,
@@ -179,7 +179,7 @@ class ReplayLearner(Learner):
     def rows(self) -> RowCounts:
         return RowCounts(trained=self._stored, queued=self._waiting_rows)
 
-    def draw(self) -> Minibatch:
+    def draw(self) -> ReplayMinibatch:
         return self.replay.draw(self.batch).minibatch(self.replay.columns, self.config.gamma)
 
     def buffers(self) -> Mapping[str, RowBuffer]:

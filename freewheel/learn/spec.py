@@ -15,7 +15,7 @@ from freewheel.registry import Registry, with_defaults
 
 if TYPE_CHECKING:
     from freewheel.core import MakeExecutor
-    from freewheel.policies.spec import PolicySpec, Start
+    from freewheel.policies.spec import PolicySpec, StartWeights
 
 ROWS = 512  # of an on-policy update, unless its algorithm says otherwise
 SIMULATED_STEPS = 64  # of each lane, with a batched simulator
@@ -62,7 +62,7 @@ class Peers(Protocol):
     def sum(self, array: Array) -> None: ...
 
 
-class Alone:
+class NoPeers:
     """One learner has all rows. Implements Peers."""
 
     rank, count = 0, 1
@@ -71,7 +71,7 @@ class Alone:
         """It is the sum already."""
 
 
-ALONE = Alone()
+ALONE = NoPeers()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ class LearnerSpec:
     total_steps: int | None = None  # rows of the whole run, where the budget is in steps
     compute: Compute = Compute()
     world: WorldFacts = WorldFacts()
-    start: Start | None = None  # weights to begin with; None: drawn
+    start: StartWeights | None = None  # weights to begin with; None: drawn
     services: Services = Services()
 
 

@@ -38,7 +38,7 @@ class Budget:
         return max(done, default=0.0)
 
 
-class Timeline:
+class LearnerTime:
     """The learner's time, cut at every start and end of a span: each second belongs to exactly one kind."""
 
     __slots__ = ("began", "kind", "now", "outer", "record", "seconds", "since")
@@ -60,12 +60,12 @@ class Timeline:
         return now
 
 
-class Span:
+class MeterSpan:
     """A `with` block of one kind; the time of an inner span is not counted in the outer one. It can be entered many times."""
 
     __slots__ = ("_kind", "_line")
 
-    def __init__(self, line: Timeline, kind: str) -> None:
+    def __init__(self, line: LearnerTime, kind: str) -> None:
         self._line, self._kind = line, kind
 
     def __enter__(self) -> None:
@@ -110,8 +110,8 @@ class Meter:
         """gpus: the learner's, if it has one, and that of a simulator which has another."""
         self._workers, self._gpus = workers, gpus
         self._measures: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in measures}
-        self._learner = Timeline(now)
-        self._spans = {kind: Span(self._learner, kind) for kind in LEARNER_TIME}
+        self._learner = LearnerTime(now)
+        self._spans = {kind: MeterSpan(self._learner, kind) for kind in LEARNER_TIME}
         self._began = self._learner.since
         self.done = dict.fromkeys(("env_steps", "episodes", "updates"), 0)
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
@@ -178,7 +178,7 @@ class Meter:
         """Steps of the longest of the last 100 episodes; None: none has ended."""
         return int(max(self._lengths)) if self._lengths else None
 
-    def span(self, kind: str) -> Span:
+    def span(self, kind: str) -> MeterSpan:
         """`with meter.span("update"): ...` for a kind of LEARNER_TIME."""
         return self._spans[kind]
 

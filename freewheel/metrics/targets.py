@@ -87,7 +87,7 @@ def judge(row: Mapping[str, Any], setup: Setup | None) -> tuple[Indicator, ...]:
             Indicator(name, label, row.get(name), None, None, "unknown", "the set-up of this run is not known")
             for name, label in LABELS.items()
         )
-    seen = _Seen.of(row, setup.workers)
+    seen = _WaitShares.of(row, setup.workers)
     return (
         _collection(row, setup, seen),
         _updates(row, setup, seen),
@@ -108,7 +108,7 @@ LABELS = {
 }
 
 
-class _Seen(NamedTuple):
+class _WaitShares(NamedTuple):
     """Who waits for whom, in shares of their time."""
 
     workers_wait: float  # for the learner or for each other
@@ -119,7 +119,7 @@ class _Seen(NamedTuple):
     starting: bool
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], workers: int) -> _Seen:
+    def of(cls, row: Mapping[str, Any], workers: int) -> _WaitShares:
         """Where only some workers act at a time, waiting for one's turn does not count."""
         waits = (row.get(f"time/worker_wait_{what}") or 0.0 for what in ("credit", "slot", "gate"))
         down, idle = (row.get(f"time/{name}") or 0.0 for name in ("worker_down", "learner_wait_data"))
@@ -164,14 +164,14 @@ def _indicator(
     return Indicator(name, LABELS[name], value, low, high, *said)
 
 
-def _collection(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+def _collection(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator:
     """Beside the free run: what the same workers would do if none of them waited."""
     rate = row.get("steps_per_s")
     low = None if not rate else RATE * rate * seen.free
     return _indicator(row, "steps_per_s", low, None, _why_slow(setup, seen))
 
 
-def _why_slow(setup: Setup, seen: _Seen) -> Said:
+def _why_slow(setup: Setup, seen: _WaitShares) -> Said:
     if seen.workers_down > seen.workers_wait:
         why = "they start" if seen.starting else "they die and are replaced"
         down = f"workers are down {_percent(seen.workers_down)} of the time: {why}"
@@ -187,7 +187,7 @@ def _why_slow(setup: Setup, seen: _Seen) -> Said:
     return ("bad", both) if seen.both_wait else ("unreachable", waiting)
 
 
-def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+def _updates(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator:
     """As many as the rows of the free run call for; one may be missing in the seconds that rates are over."""
     rate = row.get("steps_per_s")
     if setup.rows_per_update is None:
@@ -204,7 +204,7 @@ def _updates(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
     return _indicator(row, "updates_per_s", low, None, otherwise)
 
 
-def _queue(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+def _queue(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator:
     none = f"{setup.mode} takes turns: there is no queue" if setup.in_turn else ""
     value, (low, high) = row.get("queue_util"), QUEUE
     full = value is not None and value > high
@@ -235,7 +235,7 @@ def _buffer(row: Mapping[str, Any], setup: Setup) -> Indicator:
     return _indicator(row, "buffer_util", low, high, said)
 
 
-def _gpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+def _gpu(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator:
     none = "no GPU here: the learner computes on the CPU" if setup.device == "cpu" else ""
     why = "the GPU is faster than what is asked of it: larger minibatches or networks would use it"
     if seen.learner_waits > WAITING:
@@ -244,12 +244,12 @@ def _gpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
     return _indicator(row, "gpu_util", GPU, None, ("unreachable", why), unknown=none)
 
 
-def _cpu(row: Mapping[str, Any], setup: Setup, seen: _Seen) -> Indicator:
+def _cpu(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator:
     why = _why_idle(setup, seen, int(row.get("workers/turns") or setup.workers))
     return _indicator(row, "cpu_util", CPU, None, ("unreachable", why))
 
 
-def _why_idle(setup: Setup, seen: _Seen, workers: int) -> str:
+def _why_idle(setup: Setup, seen: _WaitShares, workers: int) -> str:
     learner = min(seen.learner_busy, 1.0) * setup.threads if setup.device == "cpu" else 0.0
     if setup.in_turn:
         at_once = min(max(setup.workers, setup.threads), setup.cores)

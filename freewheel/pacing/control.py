@@ -121,7 +121,7 @@ def position(row: Mapping[str, Any]) -> tuple[float, int, int]:
 
 
 @dataclass(frozen=True)
-class State:
+class ControlState:
     """All that a decision depends on beside the row."""
 
     settings: Settings
@@ -145,7 +145,7 @@ def within(settings: Settings, least: Settings, most: Settings) -> Settings:
     return Settings(**possible)
 
 
-def decide(state: State, row: Mapping[str, Any], plant: Plant) -> tuple[State, Change | None]:
+def decide(state: ControlState, row: Mapping[str, Any], plant: Plant) -> tuple[ControlState, Change | None]:
     """The state after this row, and what to change now."""
     if state.window is None:
         return replace(state, window=Window(position(row), position(row))), None
@@ -169,7 +169,7 @@ def decide(state: State, row: Mapping[str, Any], plant: Plant) -> tuple[State, C
     return _changed(state, change, Trial(change.setting, change.before, window.rate)), change
 
 
-def _changed(state: State, change: Change, trial: Trial | None) -> State:
+def _changed(state: ControlState, change: Change, trial: Trial | None) -> ControlState:
     """A setting that goes back does not go the former way again for a while, each time for twice as long."""
     settings, way, banned = (
         replace(state.settings, **{change.setting: change.after}),
@@ -185,7 +185,7 @@ def _changed(state: State, change: Change, trial: Trial | None) -> State:
     return replace(state, settings=settings, settling=True, trial=trial, banned=banned, ways=ways)
 
 
-def _judged(state: State, trial: Trial, window: Window) -> tuple[State, Change | None]:
+def _judged(state: ControlState, trial: Trial, window: Window) -> tuple[ControlState, Change | None]:
     """A change after which fewer rows come is taken back."""
     state, now = replace(state, trial=None), getattr(state.settings, trial.setting)
     if window.rate >= WORSE * trial.rate:
@@ -197,7 +197,7 @@ def _judged(state: State, trial: Trial, window: Window) -> tuple[State, Change |
     return _changed(state, back, None), back
 
 
-def _allowed(state: State, change: Change) -> bool:
+def _allowed(state: ControlState, change: Change) -> bool:
     left, _ = state.banned.get(f"{change.setting} {_sign(_direction(change))}", (0, 0))
     return change.after != change.before and left <= 0
 
@@ -217,7 +217,7 @@ def _wishes(settings: Settings, window: Window, plant: Plant) -> Iterator[Change
         after = max(getattr(plant.least, setting), min(value, getattr(plant.most, setting)))
         return Change(setting, getattr(settings, setting), after, reason)
 
-    seen = _Seen.of(window, plant.most.workers)
+    seen = _TimeShares.of(window, plant.most.workers)
     fragments = window.rate / (settings.fragment * plant.lanes)
     if fragments > FRAGMENTS:
         longer = ceil(settings.fragment * fragments / FRAGMENTS)
@@ -239,7 +239,7 @@ def _wishes(settings: Settings, window: Window, plant: Plant) -> Iterator[Change
         yield change("slots", min(shorter, settings.slots), f"the queue is only {100 * seen.queue:.0f} % full")
 
 
-def _why_more(window: Window, seen: _Seen) -> str:
+def _why_more(window: Window, seen: _TimeShares) -> str:
     """The figures that are below their targets because too few workers act."""
     below = [
         f"{name} {100 * value:.0f} %"
@@ -251,7 +251,7 @@ def _why_more(window: Window, seen: _Seen) -> str:
     )
 
 
-class _Seen(NamedTuple):
+class _TimeShares(NamedTuple):
     """Shares of time and of room."""
 
     workers_wait: float  # of the time of those that may act, for the learner
@@ -260,7 +260,7 @@ class _Seen(NamedTuple):
     queue: float | None
 
     @classmethod
-    def of(cls, window: Window, workers: int) -> _Seen:
+    def of(cls, window: Window, workers: int) -> _TimeShares:
         """Waiting for one's turn is no waiting for the learner."""
         credit, slot, gate = (window.mean(name) or 0.0 for name in WAITS)
         acting = min((window.mean("workers/turns") or workers) / max(workers, 1), 1.0)

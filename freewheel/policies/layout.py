@@ -26,7 +26,7 @@ class BadObservationError(ValueError):
 
 
 @dataclass(frozen=True)
-class Part:
+class SpaceLeaf:
     """One leaf of an observation space and the columns it fills."""
 
     path: tuple[Key, ...]
@@ -118,8 +118,8 @@ class Observations:
     """The columns of an observation: leaves of the space in order, the action mask last."""
 
     dtype: Literal["float32", "uint8"]
-    parts: tuple[Part, ...]  # read from the observation
-    mask: Part | None = None  # read from info["action_mask"]
+    parts: tuple[SpaceLeaf, ...]  # read from the observation
+    mask: SpaceLeaf | None = None  # read from info["action_mask"]
 
     @property
     def slices(self) -> tuple[Slice, ...]:
@@ -287,7 +287,7 @@ class Layout:
         return "" if self.action == env.action else f"the policy acts in {self.action}, the environment in {env.action}"
 
 
-def _text(name: str, part: Part | None) -> str:
+def _text(name: str, part: SpaceLeaf | None) -> str:
     return f"no '{name}'" if part is None else f"'{name}' {part.space}"
 
 

@@ -44,7 +44,7 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class Output(NamedTuple):
+class NetworkOutput(NamedTuple):
     """What a network computes from N observations."""
 
     head: Tensor  # [N, K] outputs of the actor
@@ -80,8 +80,8 @@ class MLP(nn.Module):
     def values(self, inputs: Tensor) -> Tensor:
         return self._trunk(self.critic, select(self.spec.critic_columns, inputs)).squeeze(-1)
 
-    def forward(self, inputs: Tensor) -> Output:
-        return Output(self.outputs(inputs), self.values(inputs))
+    def forward(self, inputs: Tensor) -> NetworkOutput:
+        return NetworkOutput(self.outputs(inputs), self.values(inputs))
 
     def _trunk(self, trunk: nn.ModuleList, x: Tensor) -> Tensor:
         *hidden, last = trunk
@@ -144,8 +144,8 @@ class PolicyNet:
         """Every trainable weight by name, as a view of `vector`."""
         return views(self.vector, self.trainable_layout)
 
-    def __call__(self, inputs: Tensor) -> Output:
-        return Output(*self.module(inputs))
+    def __call__(self, inputs: Tensor) -> NetworkOutput:
+        return NetworkOutput(*self.module(inputs))
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Of the actor alone, [N, K]."""

@@ -250,7 +250,7 @@ class PolicySpec:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartWeights:
     """Weights of an earlier run to begin with."""
 
     params: Mapping[str, Array]

@@ -63,7 +63,7 @@ ENDINGS_FIELDS = tuple(field.name for field in fields(Endings))
 
 
 @dataclass(frozen=True)
-class Written:
+class LaunchedRows:
     """Rows that were launched; on a GPU they are complete when `done` is, and those that come from another device when they have
     `arrived`."""
 
@@ -96,7 +96,7 @@ class Written:
         parts = ((self.data, fields(Transitions)), (self.endings, fields(Endings)))
         return [self.state, *(getattr(part, field.name) for part, names in parts for field in names)]
 
-    def copied(self, device: str, *, non_blocking: bool) -> Written:
+    def copied(self, device: str, *, non_blocking: bool) -> LaunchedRows:
         """On another device, by the current streams of both. Where it does not block, rows for the CPU are complete only when the
         stream that copies them has come so far."""
 
@@ -199,14 +199,14 @@ class DeviceRunner:
         """[len(WORKER_TIME)] ns since the last chunk, so far; not to be changed."""
         return self._time
 
-    def launch(self, steps: int) -> Written:
+    def launch(self, steps: int) -> LaunchedRows:
         """Launch the next rows of every lane, at most the steps that this runner was made for; the result is a copy."""
         if not self._programs:
             self.begin()
         with current(self.spec.device):
             return self._launch(steps)
 
-    def _launch(self, steps: int) -> Written:
+    def _launch(self, steps: int) -> LaunchedRows:
         began, events = perf_counter_ns(), self._events()
         if events is not None:
             events[0].record()
@@ -222,11 +222,13 @@ class DeviceRunner:
         self.produced += steps * self.spec.lanes
         self.open += steps * self.spec.lanes
         begun, done = events or (None, None)
-        written = Written(data, endings, state, self.version, self._sequence, begun, done, perf_counter_ns() - began)
+        written = LaunchedRows(
+            data, endings, state, self.version, self._sequence, begun, done, perf_counter_ns() - began
+        )
         self._sequence += 1
         return written
 
-    def sign(self, written: Written) -> Chunk[Tensor]:
+    def sign(self, written: LaunchedRows) -> Chunk[Tensor]:
         """The rows as a chunk, with the episodes that ended in them; waits until they are done."""
         time = self._time
         time[STEP] += written.step_ns()
@@ -319,7 +321,7 @@ class DeviceRunner:
             return None
         return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
-    def _finished(self, written: Written) -> tuple[Episode, ...]:
+    def _finished(self, written: LaunchedRows) -> tuple[Episode, ...]:
         ends = written.endings
         over = ends.over.nonzero()  # [E, 2] step, lane: in order of time
         if not len(over):

@@ -12,7 +12,7 @@ from freewheel.registry import with_defaults
 from freewheel.seeding import EpisodeSeeds, training_episodes
 
 if TYPE_CHECKING:
-    from freewheel.timeline.recording import Recording
+    from freewheel.timeline.recording import SpanRecording
 
 SECONDS = Range(above=0, most=1e7)  # of a time-out: a third of a year
 
@@ -99,7 +99,7 @@ class SimulationSpec:
     deliver_to: str | None = None  # the learner's device; None: that of the simulator
 
 
-class Recorder(Protocol):
+class ProcessRecorder(Protocol):
     """Is told what worker processes do, in the order in which the learner's side finds it, so that it can be played again."""
 
     # A process begins, with these episodes of its lanes; version: the newest posted then, -1 if there was none.
@@ -134,5 +134,5 @@ class CollectSpec:
     time_to_spare: Callable[[], None] = (
         _keep_waiting  # called once, when the learner is seen to wait for rows a good deal
     )
-    recorder: Recorder | None = None
-    trace: Recording | None = None  # of the timeline
+    recorder: ProcessRecorder | None = None
+    trace: SpanRecording | None = None  # of the timeline

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from freewheel.core import Array, NDArray, Played, Transitions
+from freewheel.core import Array, EpisodePrefix, NDArray, Transitions
 
 MOST_STEPS = 100_000  # of an episode; a longer one is not played again
 MOST_BYTES = 64 * 2**20  # of actions and rewards of one recording
@@ -24,7 +24,7 @@ class _Piece(NamedTuple):
     reward: NDArray  # [T, B]
 
 
-class Recording:
+class EpisodeRecording:
     """Actions and rewards of B lanes, from the beginning of the oldest episode under way."""
 
     def __init__(self, lanes: int, most_bytes: int = MOST_BYTES) -> None:
@@ -72,9 +72,9 @@ class Recording:
             [self._end - start if start >= self._end - most else UNKNOWN for start in self._start], np.int64
         )
 
-    def played(self, contexts: list[NDArray]) -> list[Played | None]:
+    def played(self, contexts: list[NDArray]) -> list[EpisodePrefix | None]:
         """The episode of each lane; None: there is nothing to play again."""
-        found: list[Played | None] = []
+        found: list[EpisodePrefix | None] = []
         for lane, (steps, context) in enumerate(zip(self.steps.tolist(), contexts, strict=True)):
             if steps < 1 or self._obs is None:
                 found.append(None)
@@ -82,7 +82,7 @@ class Recording:
             action, reward = self._joined(steps)
             # In order, as a Runner adds rewards up: a plain sum adds in another one.
             ret = float(np.cumsum(reward[:, lane], dtype=np.float64)[-1])
-            found.append(Played(action[:, lane], self._obs[lane], ret, context))
+            found.append(EpisodePrefix(action[:, lane], self._obs[lane], ret, context))
         return found
 
     def state(self) -> dict[str, Array]:

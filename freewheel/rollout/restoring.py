@@ -10,9 +10,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from freewheel.core import Array, Env, NDArray, Played, SeedStream
+from freewheel.core import Array, Env, EpisodePrefix, NDArray, SeedStream
 from freewheel.errors import EnvError
-from freewheel.rollout.recording import UNKNOWN, Recording
+from freewheel.rollout.recording import UNKNOWN, EpisodeRecording
 from freewheel.seeding import Position
 
 RECORDING = "recording."
@@ -80,27 +80,31 @@ class LaneStates:
         )
 
 
-class Return(NamedTuple):
+class RestoredLanes(NamedTuple):
     """Lanes that have been brought back."""
 
     obs: NDArray  # [B, D] what to act on
-    played: Sequence[Played | None]  # what was played again
+    played: Sequence[EpisodePrefix | None]  # what was played again
     reasons: Sequence[str]  # [B] why a lane has begun its next episode instead; empty: it has not
 
 
 def bring_back(
-    env: Env, streams: Sequence[SeedStream], states: LaneStates, recording: Recording, calling: Callable[[str], None]
-) -> Return:
+    env: Env,
+    streams: Sequence[SeedStream],
+    states: LaneStates,
+    recording: EpisodeRecording,
+    calling: Callable[[str], None],
+) -> RestoredLanes:
     """Begin the episodes of these streams, and bring those under way to where they were."""
     steps, played = recording.steps.tolist(), recording.played(list(states.contexts))
     lost = {lane: "it had been played for too long" for lane, count in enumerate(steps) if count == UNKNOWN}
     if any(own is not None for own in played):
         if (answer := env.replay(_after(lost, streams), played, calling)) is not None:
-            return Return(answer[0], played, [lost.get(lane) or reason for lane, reason in enumerate(answer[1])])
+            return RestoredLanes(answer[0], played, [lost.get(lane) or reason for lane, reason in enumerate(answer[1])])
         lost |= {lane: "its environment cannot be brought back" for lane, own in enumerate(played) if own is not None}
     calling("reset")
-    nothing: list[Played | None] = [None] * len(steps)
-    return Return(env.reset(_after(lost, streams)), nothing, [lost.get(lane, "") for lane in range(len(steps))])
+    nothing: list[EpisodePrefix | None] = [None] * len(steps)
+    return RestoredLanes(env.reset(_after(lost, streams)), nothing, [lost.get(lane, "") for lane in range(len(steps))])
 
 
 def _after(lost: Mapping[int, str], streams: Sequence[SeedStream]) -> list[SeedStream]:
@@ -121,7 +125,7 @@ class NextEpisodes:
         return self.stream.seed(int(k) + 1)
 
 
-class Lane(Protocol):
+class RestorableEnv(Protocol):
     """One environment that plays the episodes of a stream."""
 
     def set_context(self, context: NDArray) -> None: ...  # for episodes that begin from now on
@@ -129,7 +133,7 @@ class Lane(Protocol):
     def step(self, action: object) -> tuple[float, bool, bool]: ...  # reward, terminated, truncated
 
 
-class Clock:
+class ReplayDeadline:
     """Whether what is left to play fits into the time that there is."""
 
     def __init__(self, seconds: float = LIMIT) -> None:
@@ -147,7 +151,12 @@ class Clock:
 
 
 def play_again(
-    lane: Lane, played: Played, actions: Sequence[object], successor: NDArray, clock: Clock, calling: Calling
+    lane: RestorableEnv,
+    played: EpisodePrefix,
+    actions: Sequence[object],
+    successor: NDArray,
+    clock: ReplayDeadline,
+    calling: Calling,
 ) -> str:
     """Begin the lane's next episode and bring it to where it was; why it did not come there. successor: the lane's buffer."""
     total = 0.0
@@ -168,7 +177,7 @@ def play_again(
     return differs(played, successor, total)
 
 
-def differs(played: Played, obs: NDArray, total: float) -> str:
+def differs(played: EpisodePrefix, obs: NDArray, total: float) -> str:
     """Why this is not the point that was reached before, bit for bit."""
     return "" if total == played.ret and obs.tobytes() == played.obs.tobytes() else OTHERWISE
 
@@ -187,6 +196,6 @@ class HeldStream:
         return self._stream.seed(max(0, int(k) - self.waited))
 
 
-def after_what_was_played(seeds: Iterable[SeedStream], played: Iterable[Played | None]) -> list[SeedStream]:
+def after_what_was_played(seeds: Iterable[SeedStream], played: Iterable[EpisodePrefix | None]) -> list[SeedStream]:
     """The episodes that follow those under way."""
     return [stream if own is None else NextEpisodes(stream) for stream, own in zip(seeds, played, strict=True)]

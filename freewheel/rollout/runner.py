@@ -28,7 +28,7 @@ from freewheel.core import (
 from freewheel.errors import EnvError
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.rollout.kernel import outside
-from freewheel.rollout.recording import Recording
+from freewheel.rollout.recording import EpisodeRecording
 from freewheel.rollout.restoring import Boundary, DrawsInBlocks, LaneStates, bring_back
 from freewheel.seeding import (
     Position,
@@ -127,7 +127,7 @@ class Runner:
         self._obs: NDArray | None = None
         self.calling: Callable[[str], None] = lambda _: None  # told each "reset" and "step" that brings an episode back
         self.stepped: Callable[[], None] | None = None  # called after every step of `unroll`
-        self._recording = Recording(len(lanes))
+        self._recording = EpisodeRecording(len(lanes))
         self._returning: LaneStates | None = None  # what `begin` brings the lanes back to
         self._boundary: Boundary | None = None  # where a chunk began that was not finished
         self._notes: list[str] = []

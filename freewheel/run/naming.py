@@ -93,7 +93,7 @@ def check_length(path: Path, most: int = LONGEST) -> None:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunRef:
     """A run that there is, and which of its checkpoints is meant."""
 
     run: Path
@@ -104,7 +104,7 @@ class Place:
         return self.run / CHECKPOINTS
 
 
-def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> Place:
+def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> RunRef:
     """What RUN, RUN@best, RUN@latest, RUN@STEP or the path of a checkpoint means; `which`: the same, given in another place."""
     for place in (Path(runs_dir) / name, Path(name)):
         if place.parent.name == CHECKPOINTS and (place.parents[1] / CONFIG).is_file():
@@ -116,7 +116,7 @@ def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> Pl
         run = find_run(written if chosen else name, runs_dir)
     if which and chosen and which != chosen:
         raise UsageError(f"which weights of {run.name}, {chosen} or {which}? leave out one of them")
-    return Place(run, chosen or which or usual)
+    return RunRef(run, chosen or which or usual)
 
 
 def find_run(name: str, runs_dir: str) -> Path:

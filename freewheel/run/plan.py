@@ -21,7 +21,14 @@ from freewheel.files.output import WHITE
 from freewheel.learn.spec import Compute, LearnerSpec, ReplayConfig, WorldFacts
 from freewheel.metrics.targets import Setup
 from freewheel.policies.numpy_actor import make_actor, make_tensor_actor
-from freewheel.policies.spec import PolicySpec, Start, actor_layout, check_weights, head_layout, statistics_layout
+from freewheel.policies.spec import (
+    PolicySpec,
+    StartWeights,
+    actor_layout,
+    check_weights,
+    head_layout,
+    statistics_layout,
+)
 from freewheel.rollout.factory import CollectSpec, MakeEnv, RunnerFactory, SideBySide, SimulationSpec, WorkerSpec
 from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
@@ -99,7 +106,7 @@ class Plan:
                 slices=spec.slices,
                 model_task=spec.model_task,
             ),
-            start=None if self.init is None else Start(self.init.params, self.init.step),
+            start=None if self.init is None else StartWeights(self.init.params, self.init.step),
         )
 
     @property

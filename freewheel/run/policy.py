@@ -17,7 +17,7 @@ from freewheel.core import Actor, NDArray, Snapshot
 from freewheel.errors import FileError, ObservationError, SetupError
 from freewheel.files import origin
 from freewheel.files.read import show, value_of
-from freewheel.policies.layout import MASK, BadObservationError, Layout, Part, short
+from freewheel.policies.layout import MASK, BadObservationError, Layout, SpaceLeaf, short
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec, actor_layout, check_weights, head_layout, statistics_layout
 from freewheel.run.checkpoints import checkpoint
@@ -146,11 +146,11 @@ class Policy:
         )
         raise BadObservationError(f"{MASK}: this policy was trained with action masks; {remedy}")
 
-    def _arrays(self, obs: Any, parts: Sequence[Part]) -> list[NDArray]:
+    def _arrays(self, obs: Any, parts: Sequence[SpaceLeaf]) -> list[NDArray]:
         values = self._values(obs, parts)
         return [_array(part, value) for part, value in zip(parts, values, strict=True)]
 
-    def _values(self, obs: Any, parts: Sequence[Part]) -> list[Any]:
+    def _values(self, obs: Any, parts: Sequence[SpaceLeaf]) -> list[Any]:
         """The parts of an observation, or of a list of observations."""
         if not self._nested:
             return [obs]
@@ -163,7 +163,7 @@ class Policy:
             raise BadObservationError(f"obs: expected the parts {names}, got {short(obs)}")
         return [part.leaf(obs) for part in parts]
 
-    def _written(self, parts: Sequence[Part], arrays: Sequence[NDArray]) -> tuple[NDArray, bool]:
+    def _written(self, parts: Sequence[SpaceLeaf], arrays: Sequence[NDArray]) -> tuple[NDArray, bool]:
         leads = [_lead(part, array) for part, array in zip(parts, arrays, strict=True)]
         for part, lead in zip(parts, leads, strict=True):
             if lead != leads[0]:
@@ -256,7 +256,7 @@ def own_layout(actor: Actor) -> dict[str, tuple[int, ...]]:
     return {name: view.shape for name, view in actor.policy.net.params.views.items()}
 
 
-def _inputs(spec: PolicySpec, layout: Layout) -> tuple[tuple[Part, ...], Part | None]:
+def _inputs(spec: PolicySpec, layout: Layout) -> tuple[tuple[SpaceLeaf, ...], SpaceLeaf | None]:
     """The parts of an observation that the policy reads, and its action mask. A user's module reads all of them."""
     parts, mask = layout.observation.parts, layout.observation.mask
     mask = mask or next((part for part in parts if part.kind == "mask"), None)
@@ -270,7 +270,7 @@ def _is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
 
-def _array(part: Part, value: Any) -> NDArray:
+def _array(part: SpaceLeaf, value: Any) -> NDArray:
     if _is_array(value) and not isinstance(value, np.ndarray):
         value = value.detach().cpu()
     elif isinstance(value, list) and any(_is_array(one) for one in value):
@@ -286,7 +286,7 @@ def _array(part: Part, value: Any) -> NDArray:
     return array.astype(np.uint8) if whole and array.size and array.min() >= 0 and array.max() <= 255 else array
 
 
-def _lead(part: Part, array: NDArray) -> int | None:
+def _lead(part: SpaceLeaf, array: NDArray) -> int | None:
     """The number of observations in an array; None: it is a single one."""
     if array.shape == part.shape:
         return None

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar
 from threadpoolctl import threadpool_limits
 
 from freewheel.collect.mode import WorkersConfig
-from freewheel.core import Collector, Env, MakeExecutor, NDArray, Played, SeedStream
+from freewheel.core import Collector, Env, EpisodePrefix, MakeExecutor, NDArray, SeedStream
 from freewheel.envs.lane import Lane
 from freewheel.errors import SIGNALLED, EnvError, SetupError
 from freewheel.registry import changed, with_defaults
@@ -353,7 +353,7 @@ class Wrap(Protocol):
 
 
 Replay: TypeAlias = Callable[
-    [Sequence[SeedStream], Sequence[Played | None], Callable[[str], None]], tuple[NDArray, list[str]] | None
+    [Sequence[SeedStream], Sequence[EpisodePrefix | None], Callable[[str], None]], tuple[NDArray, list[str]] | None
 ]
 
 
@@ -383,7 +383,7 @@ def _watched_replay(again: Replay) -> Replay:
     """Each call of the environment has its own time."""
 
     def replay(
-        seeds: Sequence[SeedStream], played: Sequence[Played | None], calling: Callable[[str], None]
+        seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None], calling: Callable[[str], None]
     ) -> tuple[NDArray, list[str]] | None:
         def called(what: str) -> None:
             calling(what)

@@ -22,24 +22,24 @@ from freewheel.metrics.meter import Meter
 from freewheel.run import process
 from freewheel.run.advice.prospects import closing
 from freewheel.run.checkpoints.checkpoint import fingerprint_of
-from freewheel.run.checkpoints.progress import Earlier, Progress, progress_of
+from freewheel.run.checkpoints.progress import Earlier, RunProgress, progress_of
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.ending import Ending, without_descriptors
 from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.evaluation.traced import TracedEvaluator
 from freewheel.run.hooks import Hooks, Run
-from freewheel.run.learners.together import Alone, EndedTogether, Part, Together
+from freewheel.run.learners.together import EndedTogether, LearnerView, SingleLearner, Together
 from freewheel.run.live.adapting import Adapting, adapting
 from freewheel.run.live.reporter import KnownExecutors, LiveStatus
 from freewheel.run.naming import SUMMARY
 from freewheel.run.plan import Plan
 from freewheel.run.process import LATE, Interrupted, Stop, TimeUp
 from freewheel.run.saved import RunDirectory
-from freewheel.run.schedule.recorder import Recorder
+from freewheel.run.schedule.recorder import ScheduleRecorder
 from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.timeline.parties import EVALUATOR
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.transport.clock import Pauses, clock
 from freewheel.transport.pool import WorkerPool
 
@@ -56,9 +56,9 @@ class Listeners:
 
     outlets: Outlets
     hooks: Sequence[object] = ()
-    recorder: Recorder | None = None
-    trace: Recording | None = None
-    together: Alone | Together = field(default_factory=Alone)  # with the learners beside this one
+    recorder: ScheduleRecorder | None = None
+    trace: SpanRecording | None = None
+    together: SingleLearner | Together = field(default_factory=SingleLearner)  # with the learners beside this one
 
 
 class Session:
@@ -95,7 +95,7 @@ class Session:
         self._began, self._pauses = time.monotonic(), Pauses()
         self._judge = Judge(self._learner, planned.config.algo)
         self._together = listeners.together
-        self._together.attend(Part(self._account, self._learner, saver, run, self._note))
+        self._together.attend(LearnerView(self._account, self._learner, saver, run, self._note))
         stop.attend(self)
 
     def train(self, beside: KnownExecutors | None = None) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class Session:
         with self._meter.span("save"):
             return self._saver.last(ended, whole=whole, waiting=waiting)
 
-    def _progress(self, ended: str = "") -> Progress:
+    def _progress(self, ended: str = "") -> RunProgress:
         adapted = {} if self._adapting is None else {"adapt": self._adapting.state()}
         others = {**adapted, **self._together.state(), "ended": ended, "seed": self._options.seed}
         others["metrics_bytes"] = self._directory.metrics_size

@@ -25,18 +25,18 @@ from freewheel.run.live.reporter import KnownExecutors
 from freewheel.run.plan import Plan, print_line, silent
 from freewheel.run.process import Stop, import_torch
 from freewheel.run.saved import RunDirectory, check_fit, lock_run
-from freewheel.run.schedule.recorder import Recorder
+from freewheel.run.schedule.recorder import ScheduleRecorder
 from freewheel.run.session import Listeners, Session
 from freewheel.run.watchdog import Watchdog
 from freewheel.sinks.outlets import Outlets
 from freewheel.sinks.sink import Outputs, RunInfo, Sink, chosen
 from freewheel.sinks.timeline import TimelineSink
 from freewheel.timeline.parties import SAVER, LearnerTracks, doing, timed_executors
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.timeline.terminal import show
 from freewheel.transport.clock import clock
 from freewheel.transport.executors import Executors, SerialExecutor
-from freewheel.transport.learners.place import Place, of_torchrun
+from freewheel.transport.learners.place import RankInfo, of_torchrun
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _with_init(config: Config, init: str) -> Config:
     return replace(config, run=replace(config.run, init=init))
 
 
-def followed(place: Place) -> Result:
+def followed(place: RankInfo) -> Result:
     """What becomes of a learner but the first that torchrun has started: the first one plans, and tells."""
     from freewheel.run.learners.follow import follow  # which trains as this module does
 
@@ -129,11 +129,11 @@ def train_part(
         process.executors(planned, stop.check) as executors,
         ExitStack() as held,
     ):
-        recorder = Recorder() if config.run.output.record_schedule and earlier is None else None
+        recorder = ScheduleRecorder() if config.run.output.record_schedule and earlier is None else None
         executors = executors if recorder is None else recorder.executors(executors)
         meter, trace = Meter(planned.workers, planned.spec.measures, gpus=planned.gpus), None
         if config.run.output.trace:
-            trace = Recording(kinds_of_time())
+            trace = SpanRecording(kinds_of_time())
             executors = timed_executors(executors, trace) if isinstance(executors, Executors) else executors
         services = _services(beside := KnownExecutors(executors), meter, stop, crew)
         learner = make_learner(planned.config.learner, replace(planned.learner_spec, services=services))
@@ -205,7 +205,7 @@ def _services(executors: KnownExecutors, meter: Meter, stop: Stop, crew: Crew) -
     )
 
 
-def _begin_trace(trace: Recording, planned: Plan, meter: Meter, saver: Saver) -> TimelineSink:
+def _begin_trace(trace: SpanRecording, planned: Plan, meter: Meter, saver: Saver) -> TimelineSink:
     """The timeline begins: what the learner does, and when checkpoints are written."""
     earlier_s = 0.0 if saver.earlier is None else float(saver.earlier.progress["meter"]["wall_s"])
     trace.begin(planned.path, earlier_s)

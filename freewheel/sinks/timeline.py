@@ -8,7 +8,7 @@ from time import monotonic, thread_time
 from typing import Any
 
 from freewheel.timeline.model import Timeline
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.transport.background import RepeatedCall
 
 EVERY = 2.0  # seconds between two writes of timeline.json, ...
@@ -20,7 +20,7 @@ PATIENCE = 5.0  # seconds for the last one
 class TimelineSink:
     """Implements sink.Sink."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: SpanRecording) -> None:
         self._recording = recording
         self._thread: RepeatedCall | None = None
         self._due = 0.0  # by time.monotonic

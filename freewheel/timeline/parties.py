@@ -8,7 +8,7 @@ from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 from freewheel.core import Executor, MakeExecutor
-from freewheel.timeline.recording import Doing, Recording
+from freewheel.timeline.recording import Doing, SpanRecording
 from freewheel.timeline.track import Track
 
 LEARNER, FITS, EVALUATOR, SAVER = "learner", "model fits", "evaluator", "checkpoints"
@@ -18,7 +18,7 @@ ON_GPU = ("update", "fit", "rollout")  # what a learner on a GPU does there
 class LearnerTracks:
     """What the learner does, as the meter tells it; on a GPU a row of its own shows when that has work."""
 
-    def __init__(self, recording: Recording, *, on_gpu: bool) -> None:
+    def __init__(self, recording: SpanRecording, *, on_gpu: bool) -> None:
         self._recording, self._track = recording, recording.track(LEARNER, "learner")
         self._gpu = recording.track("GPU learner", "gpu") if on_gpu else None
 
@@ -48,7 +48,7 @@ class _Timed(NamedTuple):
     ended: int
 
 
-def timed_executors(make: MakeExecutor, recording: Recording) -> MakeExecutor:
+def timed_executors(make: MakeExecutor, recording: SpanRecording) -> MakeExecutor:
     """The same executors, whose calls are a row of the timeline; for those that run beside the learner."""
 
     names = itertools.chain([FITS], (f"{FITS} {number}" for number in itertools.count(2)))

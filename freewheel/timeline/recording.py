@@ -77,7 +77,7 @@ def _going_on(spans: NDArray, doing: Sequence[tuple[str, int, int]], now: int) -
     return spans
 
 
-class Recording:
+class SpanRecording:
     """All tracks of a run. Any thread may add rows, drain them and write."""
 
     def __init__(self, about: Mapping[str, str] | None = None, now: Callable[[], int] = perf_counter_ns) -> None:

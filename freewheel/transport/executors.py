@@ -23,7 +23,7 @@ from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.transport import forkserver
 from freewheel.transport.clock import Limit, clock
-from freewheel.transport.workers.place import Place
+from freewheel.transport.workers.place import CallTracker
 
 Argument = TypeVar("Argument")
 Value = TypeVar("Value")
@@ -157,7 +157,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         self._waiting: deque[Argument] = deque()
         self._running = False
         self._leaving: Limit | None = None  # how long the process may take to end, once it was told to
-        self.place = Place()
+        self.place = CallTracker()
 
     def __enter__(self) -> Self:
         return self
@@ -236,7 +236,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         return f"exit code {code}"
 
 
-def _serve(build: bytes, pipe: Any, nice: int, place: Place) -> None:
+def _serve(build: bytes, pipe: Any, nice: int, place: CallTracker) -> None:
     os.nice(nice)
     make = cloudpickle.loads(build)  # imports what it needs before the first call comes
     function: Function[Any, Any] | None = None

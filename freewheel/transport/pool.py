@@ -17,7 +17,7 @@ from freewheel.pacing.control import Settings
 from freewheel.pacing.pacing import NO_VERSION, CreditPacing
 from freewheel.pacing.posted import Posted
 from freewheel.rollout.factory import CollectSpec
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.transport.wire import Fragment, Wire
 
 LOOK = 0.1  # seconds between two checks of the workers while the learner waits
@@ -301,7 +301,7 @@ class WorkerPool(Collector):
 class _CollectorTrack:
     """The collector in the timeline: how long it waits, and whose rows ended that."""
 
-    def __init__(self, trace: Recording) -> None:
+    def __init__(self, trace: SpanRecording) -> None:
         self._trace, self._track = trace, trace.track("collector", "sync")
 
     def came_from(self, worker: int) -> None:

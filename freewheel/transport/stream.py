@@ -21,14 +21,14 @@ from freewheel.metrics.workers import WorkerState
 from freewheel.pacing.pacing import Pacing, Tally, Woken
 from freewheel.policies.spec import NamedWeights
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.transport.pool import Assembly, WorkerPool
 from freewheel.transport.wire import Fragment, Permits, Wire
 
 if TYPE_CHECKING:
     import torch
 
-    from freewheel.rollout.device_runner import DeviceRunner, Written
+    from freewheel.rollout.device_runner import DeviceRunner, LaunchedRows
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
 TURN = 0.1  # seconds between two checks of a thread that waits
@@ -51,7 +51,7 @@ class StreamWire(Wire):
         self._learner = spec.simulation.deliver_to or spec.env.device
         self._crossing: _Crossing | None = None  # where the learner has another device
         self._snapshots: dict[int, tuple[Snapshot, torch.cuda.Event | None]] = {}
-        self._written: deque[Written] = deque()
+        self._written: deque[LaunchedRows] = deque()
         self._waited = self._produced = 0
         self._trace = None if spec.trace is None else _SimulationTracks(spec.trace, on_gpu=spec.env.device != "cpu")
         self._error: BaseException | None = None
@@ -118,7 +118,7 @@ class StreamWire(Wire):
                 waited, self._waited = self._waited, 0
             yield from self._received(written, waited)
 
-    def _received(self, written: Written, waited: int) -> Iterator[Fragment]:
+    def _received(self, written: LaunchedRows, waited: int) -> Iterator[Fragment]:
         """Fragments that the learner's stream may read, although another one allocated and wrote them."""
         import torch
 
@@ -270,7 +270,7 @@ class _Crossing:
         self._out, self._in = _stream(simulator), _stream(learner)
         self.back = _stream(learner)  # reads weights
 
-    def send(self, written: Written) -> Written:
+    def send(self, written: LaunchedRows) -> LaunchedRows:
         """The same rows on the learner's device; for the thread that simulates."""
         import torch
 
@@ -312,7 +312,7 @@ def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
 class _SimulationTracks:
     """The simulation in the timeline: what its thread does, and on a GPU when its fragments were done there."""
 
-    def __init__(self, trace: Recording, *, on_gpu: bool) -> None:
+    def __init__(self, trace: SpanRecording, *, on_gpu: bool) -> None:
         self._thread = trace.track("simulation", "envs")
         self._gpu = trace.track("GPU simulation", "gpu") if on_gpu else None
         self._until = 0

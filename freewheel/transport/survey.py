@@ -25,7 +25,7 @@ from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
 from freewheel.transport.clock import GAP, Limit, clock
 from freewheel.transport.workers import place as places
-from freewheel.transport.workers.place import At, Place
+from freewheel.transport.workers.place import At, CallTracker
 
 LOOK = 0.1  # seconds between two looks at where the env is
 HURRY = 1.0  # seconds of a step that is not waited for where nothing depends on how long it takes
@@ -131,7 +131,7 @@ class _Running:
 
     def __init__(self, make: bytes, name: str, workers: WorkerSpec, seed: int, budget: float, most_steps: int) -> None:
         self._name, self._seed, self._limits, self.began = name, seed, workers.timeouts, time.monotonic()
-        self._place = Place()
+        self._place = CallTracker()
         self._lifeline = forkserver.Lifeline()
         self._pipe, theirs = get_context("forkserver").Pipe(duplex=False)
         process = self._lifeline.process(
@@ -220,7 +220,7 @@ class _Running:
         self._place.close()
 
 
-def _measure(make: bytes, name: str, place: Place, pipe: Any, how: tuple[int, float, int]) -> None:
+def _measure(make: bytes, name: str, place: CallTracker, pipe: Any, how: tuple[int, float, int]) -> None:
     """The survey's process."""
     seed, budget, most_steps = how
     with warnings.catch_warnings(record=True, action="default") as caught:

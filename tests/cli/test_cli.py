@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 
 from freewheel.cli import main as cli
-from freewheel.cli.eval import EvalOptions
+from freewheel.cli.eval import EvalCommandOptions
 from freewheel.cli.play import PlayOptions
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import MODES
@@ -279,7 +279,7 @@ def test_help_of_shares_and_of_commands(capfd: Capture) -> None:
     assert capfd.readouterr().out.startswith("usage: freewheel doctor")
 
 
-@pytest.mark.parametrize(("command", "options"), [("eval", EvalOptions), ("play", PlayOptions)])
+@pytest.mark.parametrize(("command", "options"), [("eval", EvalCommandOptions), ("play", PlayOptions)])
 def test_help_lists_every_option_of_a_command(command: str, options: type[Any], capfd: Capture) -> None:
     text = help_of(capfd, command)
     for name in flags.option_types(options):

@@ -218,7 +218,7 @@ def test_what_was_restored_can_be_saved_again_at_once_and_after_more() -> None:
 
 
 def test_episodes_that_would_take_too_long_to_bring_back_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restoring.Clock, "__init__", partialmethod(restoring.Clock.__init__, 1e-9))
+    monkeypatch.setattr(restoring.ReplayDeadline, "__init__", partialmethod(restoring.ReplayDeadline.__init__, 1e-9))
     straight, run, told = continued(Story(PPO, MODES["lockstep"], LONG), at=5, turns=10)
     assert len(told) == 1
     assert told[0].endswith("would take more than 1e-09 s")

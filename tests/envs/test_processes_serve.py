@@ -12,13 +12,13 @@ import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import pytest
 
-from freewheel.core import NO_CONTEXT, Played
+from freewheel.core import NO_CONTEXT, EpisodePrefix
 from freewheel.envs import processes
 from freewheel.envs.gym import GymConfig
 from freewheel.envs.processes import Ready, _fields, serve
 from freewheel.errors import EnvError, SetupError
 from freewheel.seeding import training_episodes
-from freewheel.transport.shm.barrier import Line, line
+from freewheel.transport.shm.barrier import WakePipe, line
 from freewheel.transport.shm.memory import SharedArrays
 from freewheel.transport.workers.heartbeats import WAIT, Heartbeats
 
@@ -29,7 +29,7 @@ STREAM = training_episodes(0, 3)
 class Asked:
     """The other end of a lane process."""
 
-    def __init__(self, ours: Line, heartbeats: Heartbeats) -> None:
+    def __init__(self, ours: WakePipe, heartbeats: Heartbeats) -> None:
         self.line, self.heartbeats = ours, heartbeats
 
     def __call__(self, *values: Any) -> Any:
@@ -123,7 +123,7 @@ def test_what_cannot_be_loaded_is_said_and_can_be_closed(monkeypatch: pytest.Mon
 
 def test_an_episode_that_is_played_again_leaves_the_same_position(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = STREAM.seed(0) % 1000
-    played = Played(np.ones(2, np.int64), np.array([seed, 2], np.float32), 3.0, NO_CONTEXT)
+    played = EpisodePrefix(np.ones(2, np.int64), np.array([seed, 2], np.float32), 3.0, NO_CONTEXT)
     with served(made("Counter", {"length": 9}), monkeypatch) as asked, rows(asked) as memory:
         assert asked("replay", STREAM, played) == ""
         assert memory["first"][1].tolist() == [seed, 2]

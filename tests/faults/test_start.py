@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from freewheel.files.output import Output
+from freewheel.files.output import LossyStream
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY
 
@@ -184,7 +184,7 @@ def test_an_environment_that_prints_to_nobody_does_not_fail(tmp_path: Path, trai
 
 def test_output_passes_everything_on_while_it_works(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w", encoding="utf-8") as file:
-        output = Output(file)
+        output = LossyStream(file)
         assert output.write("text") == 4
         output.flush()
         assert (output.encoding, output.isatty(), output.fileno()) == ("utf-8", False, file.fileno())

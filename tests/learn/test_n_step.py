@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from freewheel.core import Transitions
 from freewheel.learn.n_step import Successors
-from freewheel.learn.replay import Replay
+from freewheel.learn.replay import ReplayBuffer
 from tests.support.learning import sign, to_tensors
 from tests.support.numbered_rows import COLUMNS, restore
 
 GAMMA = 0.5
 
 
-def ring(capacity: int, lanes: int, steps: int) -> Replay:
+def ring(capacity: int, lanes: int, steps: int) -> ReplayBuffer:
     successors = Successors(capacity, lanes, "cpu", steps=steps, gamma=GAMMA)
-    return Replay(capacity, COLUMNS, "cpu", 0, successors=successors)
+    return ReplayBuffer(capacity, COLUMNS, "cpu", 0, successors=successors)
 
 
 def story(lanes: list[str]) -> Transitions:
@@ -48,14 +48,14 @@ def cut(data: Transitions, steps: slice, lanes: slice = slice(None)) -> Transiti
     return Transitions(*(getattr(data, part.name)[steps, lanes] for part in fields(Transitions)))
 
 
-def add(replay: Replay, data: Transitions, lane0: int = 0, *, tensors: bool = False, final: bool = True) -> None:
+def add(replay: ReplayBuffer, data: Transitions, lane0: int = 0, *, tensors: bool = False, final: bool = True) -> None:
     given = to_tensors(sign(data)).data if tensors else data
     rows = COLUMNS.pack(given, "cpu", has_final_obs=final)
     replay.add(rows)
     replay.follow(given, lane0, rows)
 
 
-def told(replay: Replay) -> dict[float, tuple[float, float, float]]:
+def told(replay: ReplayBuffer) -> dict[float, tuple[float, float, float]]:
     """By the observation of a row: its return, the discount of what follows, and what follows."""
     drawn = replay.draw(60 * replay.count)
     batch = drawn.minibatch(COLUMNS, GAMMA)
@@ -151,7 +151,7 @@ def test_a_restored_buffer_knows_successors_whatever_its_capacity(after: int) ->
 
 def test_one_step_is_the_row_itself() -> None:
     data = story(LANES)
-    several, plain = ring(50, 3, 1), Replay(50, COLUMNS, "cpu", 0)
+    several, plain = ring(50, 3, 1), ReplayBuffer(50, COLUMNS, "cpu", 0)
     for replay in (several, plain):
         add(replay, data)
     one, other = several.draw(500), plain.draw(500)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from freewheel.core import NDArray, Transitions
 from freewheel.learn.adam import EPS, MEAN_DECAY, SQUARE_DECAY, Adam, FusedAdam
 from freewheel.learn.moments import ReturnScale, RunningMoments
-from freewheel.policies.spec import Start
+from freewheel.policies.spec import StartWeights
 from tests.support.learning import sign, to_tensors
 
 GAMMA = 0.9
@@ -59,7 +59,7 @@ def test_they_go_on_from_the_statistics_among_weights(device: str | None) -> Non
     one.add(before)
     params = {"norm.mean": one.mean.astype(np.float32), "norm.scale": (1 / one.deviation).astype(np.float32)}
     one.add(after)
-    moments: RunningMoments[Any] = RunningMoments(3, Start(params, rows=40), device=device)
+    moments: RunningMoments[Any] = RunningMoments(3, StartWeights(params, rows=40), device=device)
     moments.add(as_kind(after, device))
     np.testing.assert_allclose(moments.state(), one.state(), rtol=1e-5, atol=1e-5)
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freewheel.learn.priority import LEAST_ERROR, MOST_SUM, UNIT, WIDTH, ByError, Recent, SumTree, Uniform
-from freewheel.learn.replay import Replay
+from freewheel.learn.replay import ReplayBuffer
 from tests.support.numbered_rows import COLUMNS, assert_drawn_like, frequencies, numbered, restore
 
 
-def by_error(capacity: int, *, alpha: float = 0.6, beta: float = 1.0) -> tuple[Replay, ByError]:
+def by_error(capacity: int, *, alpha: float = 0.6, beta: float = 1.0) -> tuple[ReplayBuffer, ByError]:
     priority = ByError(capacity, "cpu", alpha=alpha, beta=beta)
-    return Replay(capacity, COLUMNS, "cpu", 0, priority=priority), priority
+    return ReplayBuffer(capacity, COLUMNS, "cpu", 0, priority=priority), priority
 
 
 Puts = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**9)), min_size=1, max_size=12)
@@ -152,7 +152,7 @@ def test_a_batch_of_none_asks_nothing() -> None:
 @pytest.mark.parametrize("ratio", [1.001, 10.0, 1e6])
 @pytest.mark.parametrize(("capacity", "added"), [(60, 40), (40, 90)], ids=["part", "wrapped"])
 def test_new_rows_are_drawn_more_often_by_the_stated_distribution(capacity: int, added: int, ratio: float) -> None:
-    replay = Replay(capacity, COLUMNS, "cpu", 0, priority=Recent(ratio))
+    replay = ReplayBuffer(capacity, COLUMNS, "cpu", 0, priority=Recent(ratio))
     replay.add(numbered(0, added))
     edges = np.arange(41) / 40
     below = (1 - ratio**-edges) / (1 - 1 / ratio)
@@ -167,9 +167,9 @@ def test_new_rows_are_drawn_more_often_by_the_stated_distribution(capacity: int,
 @pytest.mark.parametrize("priority", ["uniform", "td", "recent"])
 @pytest.mark.parametrize(("before", "after"), [(10, 10), (10, 7), (7, 25)])
 def test_a_restored_buffer_draws_the_same_rows(priority: str, before: int, after: int) -> None:
-    def make(capacity: int, seed: int) -> Replay:
+    def make(capacity: int, seed: int) -> ReplayBuffer:
         kinds = {"uniform": Uniform(), "td": ByError(capacity, "cpu", alpha=0.6, beta=0.4), "recent": Recent(5.0)}
-        return Replay(capacity, COLUMNS, "cpu", seed, priority=kinds[priority])
+        return ReplayBuffer(capacity, COLUMNS, "cpu", seed, priority=kinds[priority])
 
     ours, theirs = make(before, 0), make(after, 1)
     theirs.add(numbered(100, 110))

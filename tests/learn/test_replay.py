@@ -17,15 +17,15 @@ from torch import Tensor
 from freewheel.core import Transitions
 from freewheel.errors import SetupError
 from freewheel.learn import replay as module
-from freewheel.learn.replay import Columns, Drawn, Replay, pack
+from freewheel.learn.replay import Columns, Drawn, ReplayBuffer, pack
 from tests.support.learning import sign, to_tensors
 from tests.support.numbered_rows import COLUMNS, assert_drawn_like, frequencies, names, numbered, restore
 
 SHAPE = (5, 3)
 
 
-def replay_of(capacity: int, seed: int = 0) -> Replay:
-    return Replay(capacity, COLUMNS, "cpu", seed)
+def replay_of(capacity: int, seed: int = 0) -> ReplayBuffer:
+    return ReplayBuffer(capacity, COLUMNS, "cpu", seed)
 
 
 def test_rows_are_copied() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freewheel.pacing.control import Change, Plant, Settings, State, decide, within
+from freewheel.pacing.control import Change, ControlState, Plant, Settings, decide, within
 
 LEAST, MOST = Settings(1, 1, 2, 32), Settings(40, 32, 64, 128)
 PLANT = Plant(LEAST, MOST, lanes=1, patience=5)
@@ -31,7 +31,7 @@ def run(
     load: Callable[[Settings], dict[str, float]], start: Settings, count: int, plant: Plant = PLANT
 ) -> list[Settings]:
     """The settings after each row."""
-    state, seen = State(start), list[Settings]()
+    state, seen = ControlState(start), list[Settings]()
     for row, _ in zip(rows(load, lambda: seen[-1] if seen else start), range(count), strict=False):
         state, change = decide(state, row, plant)
         if change is not None:
@@ -139,7 +139,7 @@ def test_nothing_is_changed_before_a_window_and_one_thing_at_a_time() -> None:
 
 def test_a_window_lasts_until_there_were_several_updates() -> None:
     """An update takes ten rows: rows that bring nothing say nothing."""
-    state, changed = State(Settings(40, 1, 64, 32)), list[Change]()
+    state, changed = ControlState(Settings(40, 1, 64, 32)), list[Change]()
     for at in range(120):
         lump = {"env_steps": 5_000 * (at // 10), "updates": at // 10, "wall_s": float(at)}
         state, change = decide(state, {**lump, "steps_per_s": 5_000.0 * (at % 10 == 0)}, PLANT)
@@ -151,7 +151,7 @@ def test_a_window_lasts_until_there_were_several_updates() -> None:
 def test_why_is_told() -> None:
     told = str(Change("workers", 40, 5, "the learner is the limit"))
     assert told == "adapt: workers at a time 40 -> 5: the learner is the limit"
-    seen = State(Settings(4, 32, 8))
+    seen = ControlState(Settings(4, 32, 8))
     for at in range(40):
         load = {"time/learner_wait_data": 0.6, "gpu_util": 0.2, "cpu_util": 0.3}
         seen, change = decide(seen, {"wall_s": float(at), "env_steps": at * 100, "updates": at, **load}, PLANT)
@@ -165,4 +165,4 @@ def test_why_is_told() -> None:
 
 def test_settings_of_another_machine_are_made_possible() -> None:
     assert within(Settings(100, 1, 1, 500), LEAST, MOST) == Settings(40, 1, 2, 128)
-    assert Settings(**State(MOST).to_json()) == MOST
+    assert Settings(**ControlState(MOST).to_json()) == MOST

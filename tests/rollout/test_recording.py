@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import NO_CONTEXT, NDArray, Transitions
 from freewheel.rollout import recording as module
-from freewheel.rollout.recording import UNKNOWN, Recording
+from freewheel.rollout.recording import UNKNOWN, EpisodeRecording
 
 
 def rows(rng: np.random.Generator, steps: int, lanes: int, over: float = 0.2, bad: float = 0.05) -> Transitions:
@@ -26,7 +26,7 @@ def rows(rng: np.random.Generator, steps: int, lanes: int, over: float = 0.2, ba
     )
 
 
-def add(recording: Recording, data: Transitions) -> None:
+def add(recording: EpisodeRecording, data: Transitions) -> None:
     over = data.terminated | data.truncated | ~data.valid
     recording.add(data, ends=bool(over.any()))
 
@@ -47,10 +47,10 @@ def of_lane(everything: list[Transitions], lane: int) -> tuple[list[int], float,
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 3), st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(0, 99), st.integers(0, 12))
 def test_it_has_what_was_played_since_each_episode_began(lanes: int, sizes: list[int], seed: int, cut: int) -> None:
-    rng, everything, recording = np.random.default_rng(seed), list[Transitions](), Recording(lanes)
+    rng, everything, recording = np.random.default_rng(seed), list[Transitions](), EpisodeRecording(lanes)
     for number, steps in enumerate(sizes):
         if number == cut:  # carried over by its state, perhaps before anything came
-            state, recording = recording.state(), Recording(lanes)
+            state, recording = recording.state(), EpisodeRecording(lanes)
             recording.restore(state)
         everything.append(rows(rng, steps, lanes))
         add(recording, everything[-1])
@@ -66,7 +66,7 @@ def test_it_has_what_was_played_since_each_episode_began(lanes: int, sizes: list
 
 
 def test_many_short_chunks_are_few_arrays() -> None:
-    recording, rng = Recording(2), np.random.default_rng(0)
+    recording, rng = EpisodeRecording(2), np.random.default_rng(0)
     data = [rows(rng, 1, 2, over=0.0, bad=0.0) for _ in range(1000)]
     for one in data:
         add(recording, one)
@@ -78,7 +78,7 @@ def test_many_short_chunks_are_few_arrays() -> None:
 
 def test_an_episode_that_is_too_long_is_given_up_and_the_other_lane_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_STEPS", 50)
-    recording, rng = Recording(2), np.random.default_rng(0)
+    recording, rng = EpisodeRecording(2), np.random.default_rng(0)
     for number in range(40):
         data = rows(rng, 5, 2, over=0.0, bad=0.0)
         if number == 35:
@@ -93,7 +93,7 @@ def test_an_episode_that_is_too_long_is_given_up_and_the_other_lane_is_not(monke
 
 def test_memory_is_bounded_by_giving_up_the_longest_episode() -> None:
     each = 5 * 2 * (8 + 4)  # bytes of a chunk
-    recording, rng = Recording(2, most_bytes=10 * each), np.random.default_rng(0)
+    recording, rng = EpisodeRecording(2, most_bytes=10 * each), np.random.default_rng(0)
     for number in range(30):
         data = rows(rng, 5, 2, over=0.0, bad=0.0)
         data.terminated[0, 1] = number == 25
@@ -103,7 +103,7 @@ def test_memory_is_bounded_by_giving_up_the_longest_episode() -> None:
 
 
 def test_what_is_missing_makes_the_episodes_under_way_unknown() -> None:
-    recording, rng = Recording(2), np.random.default_rng(0)
+    recording, rng = EpisodeRecording(2), np.random.default_rng(0)
     add(recording, rows(rng, 4, 2, over=0.0, bad=0.0))
     recording.forget()
     data = rows(rng, 4, 2, over=0.0, bad=0.0)

@@ -39,13 +39,13 @@ from freewheel.run.checkpoints.checkpoint import (
     read,
     read_arrays,
 )
-from freewheel.run.checkpoints.store import Store, Written
+from freewheel.run.checkpoints.store import Store, WrittenCheckpoint
 
 NEVER = 10**9
 SEGMENTS = "replay-0.safetensors", "replay-1.safetensors"  # closed, open
 
 
-def store(root: Path, step: int, before: Written | None = None) -> Written:
+def store(root: Path, step: int, before: WrittenCheckpoint | None = None) -> WrittenCheckpoint:
     """A full checkpoint whose contents follow from its step; the closed segment is that of the one before."""
     closed: Content = encode_arrays({"rows": np.arange(5)})
     if before is not None:
@@ -164,7 +164,7 @@ SITUATIONS: dict[str, tuple[list[int], int, set[int]]] = {
 def test_after_a_fault_at_any_call_the_old_or_the_new_one_is_there(tmp_path: Path, situation: str, once: bool) -> None:
     before, step, expected = SITUATIONS[situation]
 
-    def prepared(name: str) -> tuple[Path, Written | None]:
+    def prepared(name: str) -> tuple[Path, WrittenCheckpoint | None]:
         root, newest = tmp_path / name / "checkpoints", None
         for old in before:
             newest = store(root, old, newest)

@@ -14,7 +14,7 @@ import torch
 
 import freewheel
 from freewheel.core import NDArray
-from freewheel.learn.replay import Columns, Replay
+from freewheel.learn.replay import Columns, ReplayBuffer
 from freewheel.run.checkpoints import checkpoint, segments
 from freewheel.run.checkpoints.checkpoint import MANY, POLICY, WEIGHTS
 from freewheel.run.checkpoints.segments import Segments
@@ -66,8 +66,8 @@ def test_a_learner_that_waits_has_no_row_copied_before_it_is_written(
 ) -> None:
     columns = Columns(1, 1)
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 16 * columns.width * 4)
-    monkeypatch.setattr(Replay, "shared", shared)
-    replay, read = Replay(64, columns, "cpu", 0), list[tuple[int, int]]()
+    monkeypatch.setattr(ReplayBuffer, "shared", shared)
+    replay, read = ReplayBuffer(64, columns, "cpu", 0), list[tuple[int, int]]()
     replay.add(torch.arange(40.0)[:, None].expand(-1, columns.width))
     reading = replay.read
 
@@ -88,7 +88,7 @@ def test_rows_of_metrics_are_written_while_the_run_is_saved(tmp_path: Path, monk
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 512)
     put = checkpoint._put
 
-    def slowly(path: Path, given: checkpoint.Content) -> checkpoint.Entry:
+    def slowly(path: Path, given: checkpoint.Content) -> checkpoint.ManifestEntry:
         time.sleep(0.3 if path.name.startswith("replay-") else 0.0)
         return put(path, given)
 

@@ -17,9 +17,9 @@ from freewheel.errors import CheckpointError, DivergedError
 from freewheel.files import disk
 from freewheel.files.outage import Outage
 from freewheel.files.read import parse_arrays
-from freewheel.learn.replay import Columns, Replay
+from freewheel.learn.replay import Columns, ReplayBuffer
 from freewheel.run.checkpoints import checkpoint, segments
-from freewheel.run.checkpoints.progress import Earlier, Progress
+from freewheel.run.checkpoints.progress import Earlier, RunProgress
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.checkpoints.segments import Segments, restore, segment_rows
 from freewheel.run.checkpoints.store import Store
@@ -33,15 +33,15 @@ def small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", ROWS * COLUMNS.width * 4)
 
 
-def replay_of(capacity: int, device: str = "cpu") -> Replay:
-    return Replay(capacity, COLUMNS, device, 0)
+def replay_of(capacity: int, device: str = "cpu") -> ReplayBuffer:
+    return ReplayBuffer(capacity, COLUMNS, device, 0)
 
 
 def numbered(first: int, end: int) -> torch.Tensor:
     return torch.arange(first, end, dtype=torch.float32)[:, None].expand(-1, COLUMNS.width)
 
 
-def add(replay: Replay, rows: int) -> None:
+def add(replay: ReplayBuffer, rows: int) -> None:
     replay.add(numbered(replay.added, replay.added + rows))
 
 
@@ -140,7 +140,7 @@ def test_a_thread_that_reads_never_finds_rows_of_two_moments() -> None:
 
 def test_a_gpu_buffer_is_copied_at_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its memory must not be read by another thread, which would come in the way of a graph that is being captured."""
-    monkeypatch.setattr(Replay, "shared", False)
+    monkeypatch.setattr(ReplayBuffer, "shared", False)
     replay = replay_of(48)
     add(replay, 40)
     cut = Segments("replay", replay).cut()
@@ -156,7 +156,7 @@ class Learner:
     def __init__(self, capacity: int = 64) -> None:
         self.replay, self.version = replay_of(capacity), 0
 
-    def buffers(self) -> dict[str, Replay]:
+    def buffers(self) -> dict[str, ReplayBuffer]:
         return {"replay": self.replay}
 
     def snapshot(self) -> Snapshot:
@@ -198,7 +198,7 @@ class Saving:
         self.replay, self.root = self.learner.replay, root
         saver: Any = Saver(self.directory, self.learner, every_s=1e-9)  # type: ignore[arg-type] # as far as it needs them
         saver.collector, self.saver = Collector(), saver
-        saver.progress = lambda ended: Progress({"env_steps": self.replay.added, "ended": ended})
+        saver.progress = lambda ended: RunProgress({"env_steps": self.replay.added, "ended": ended})
 
     def save(self, rows: int = 0) -> Path:
         """After so many more rows; in the background."""

@@ -18,7 +18,7 @@ import numpy as np
 from freewheel.core import Snapshot
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import Tally
-from freewheel.transport.shm.barrier import Line
+from freewheel.transport.shm.barrier import WakePipe
 from freewheel.transport.shm.channel import Port, Writer
 from freewheel.transport.shm.memory import Mailbox, SharedArrays
 from freewheel.transport.shm.permits import SharedPermits
@@ -256,7 +256,7 @@ ENDS: dict[str, Callable[[], None]] = {
 }
 
 
-def answer_at_barrier(line: Line, heartbeats: Heartbeats, number: int, first: str) -> None:
+def answer_at_barrier(line: WakePipe, heartbeats: Heartbeats, number: int, first: str) -> None:
     """Answers with its number and what it was asked; of special words it does something else."""
     line.send(first)
     count = 0

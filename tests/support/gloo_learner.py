@@ -16,7 +16,7 @@ import torch
 
 from freewheel.learn.sac.config import SACConfig
 from freewheel.transport.learners.group import Group
-from freewheel.transport.learners.place import Place
+from freewheel.transport.learners.place import RankInfo
 from tests.learn.ppo.test_several_learners import NORMALISED, WHOLE, Case, alone, of_share
 from tests.learn.sac.test_several_learners import learned
 
@@ -53,7 +53,7 @@ def what_becomes(peers: Any, count: int) -> dict[str, Any]:
 def learn(rank: int, folder: str, groups: list[list[int]]) -> None:
     for port, count in groups:
         if rank < count:
-            place = Place(rank, count, rank, count, port=port)
+            place = RankInfo(rank, count, rank, count, port=port)
             group = Group(place, place.meet(LIMIT))
             np.savez(Path(folder) / f"{count}-{rank}.npz", **what_becomes(group, count))
             group.close()

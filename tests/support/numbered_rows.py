@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import NDArray
-from freewheel.learn.replay import Columns, Replay
+from freewheel.learn.replay import Columns, ReplayBuffer
 
 COLUMNS = Columns(1, 1)  # rows of 6 columns
 
@@ -24,7 +24,7 @@ def names(rows: Tensor) -> list[int]:
     return [int(name) for name in rows[:, 0]]
 
 
-def frequencies(replay: Replay, draws: int) -> NDArray:
+def frequencies(replay: ReplayBuffer, draws: int) -> NDArray:
     """How often each row that is stored was drawn, in four goes, the oldest first."""
     drawn = np.concatenate([names(replay.draw(draws // 4).rows) for _ in range(4)])
     at = drawn - (replay.added - replay.count)
@@ -43,7 +43,7 @@ def assert_drawn_like(counts: NDArray, probability: NDArray) -> None:
     assert abs(statistic - degrees) < 4 * math.sqrt(2 * degrees), (statistic, degrees)
 
 
-def restore(replay: Replay, before: Replay, block: int = 4) -> None:
+def restore(replay: ReplayBuffer, before: ReplayBuffer, block: int = 4) -> None:
     """As a resumed run does: counts first, then the rows, a few at a time."""
     replay.load_state_dict({name: np.array(value) for name, value in before.state_dict().items()})
     for begin in range(replay.added - replay.count, replay.added, block):

@@ -10,20 +10,20 @@ import pytest
 from freewheel.errors import FreewheelError
 from freewheel.timeline.model import Row
 from freewheel.timeline.parties import LearnerTracks, doing, timed_executors
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.transport.executors import SerialExecutor, ThreadExecutor
 from tests.support.timelines import Clock
 
 SECOND = 1_000_000_000
 
 
-def rows_of(recording: Recording) -> dict[str, Row]:
+def rows_of(recording: SpanRecording) -> dict[str, Row]:
     return {row.name: row for row in recording.finished().rows}
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_learner_on_a_gpu_has_a_row_of_what_it_does_there(on_gpu: bool) -> None:
-    recording = Recording(now=(clock := Clock()))
+    recording = SpanRecording(now=(clock := Clock()))
     recording.latest = recording.number("worker 0", "envs")
     learner = LearnerTracks(recording, on_gpu=on_gpu)
     for second, kind in enumerate(("wait-data", "observe", "update", "publish"), 1000):
@@ -38,7 +38,7 @@ def test_a_learner_on_a_gpu_has_a_row_of_what_it_does_there(on_gpu: bool) -> Non
 
 
 def test_what_a_learner_does_now_is_shown() -> None:
-    recording = Recording(now=(clock := Clock()))
+    recording = SpanRecording(now=(clock := Clock()))
     recording.track("learner", "learner")
     recording.attach({}, "learner", doing(lambda: ("update", 1001.0, clock.now / SECOND)))
     clock.now = 1003 * SECOND
@@ -57,7 +57,7 @@ def doubled_slowly(argument: int) -> Generator[None, None, int]:
 
 @pytest.mark.parametrize("function", [doubled, doubled_slowly])
 def test_a_timed_executor_answers_the_same_and_leaves_a_span_for_each_call(function: Callable[[int], Any]) -> None:
-    recording = Recording()
+    recording = SpanRecording()
     make = timed_executors(SerialExecutor, recording)
     for _ in range(2):
         executor = make(lambda: function, "twice")
@@ -74,7 +74,7 @@ def test_an_error_of_a_call_comes_out_as_it_is() -> None:
     def fails(argument: int) -> int:
         raise FreewheelError(f"no {argument}")
 
-    recording = Recording()
+    recording = SpanRecording()
     made: list[ThreadExecutor] = []
 
     def make(build: Callable[[], Callable[[Any], Any]], what: str) -> ThreadExecutor:

@@ -14,7 +14,7 @@ from freewheel.timeline import recording as recordings
 from freewheel.timeline.cells import gathered
 from freewheel.timeline.chrome import RECENT, TRACE, read
 from freewheel.timeline.model import Row
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.timeline.track import BLOCK, NAMES, SHORT, Ring, Track, TurnTrack
 from tests.support.timelines import Clock
 
@@ -147,7 +147,7 @@ def test_gathered_spans_are_fewer_do_not_overlap_and_add_up_to_the_same(parts: l
 def test_a_night_stays_within_its_bounds_with_its_last_minutes_in_detail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "MOST", 2000)
     clock = Clock()
-    recording = Recording(now=clock)
+    recording = SpanRecording(now=clock)
     track = recording.track("learner", "learner")
     for _ in range(100):
         for _ in range(500):
@@ -166,7 +166,7 @@ def test_a_night_stays_within_its_bounds_with_its_last_minutes_in_detail(monkeyp
 
 def test_what_a_party_is_doing_now_is_shown_and_becomes_a_span_when_it_ends() -> None:
     clock = Clock()
-    recording, ring = Recording(now=clock), Ring.private()
+    recording, ring = SpanRecording(now=clock), Ring.private()
     since = clock.now
     recording.attach({"worker 0": ring}, "envs", doing=lambda: {"worker 0": [("step", since, clock.now)]})
     clock.passes(300 * MS)
@@ -181,7 +181,7 @@ def test_what_a_party_is_doing_now_is_shown_and_becomes_a_span_when_it_ends() ->
 
 def test_rings_that_go_away_leave_their_spans_and_new_ones_go_on_in_the_same_row() -> None:
     clock = Clock()
-    recording = Recording(now=clock)
+    recording = SpanRecording(now=clock)
     for _ in range(2):
         ring = Ring.private()
         recording.attach({"worker 0": ring}, "envs")
@@ -194,7 +194,7 @@ def test_rings_that_go_away_leave_their_spans_and_new_ones_go_on_in_the_same_row
 
 def test_the_files_of_a_run_are_written_whole_and_small(tmp_path: Path) -> None:
     clock = Clock()
-    recording = Recording({"update": "Gradient steps."}, clock)
+    recording = SpanRecording({"update": "Gradient steps."}, clock)
     recording.begin(tmp_path)
     worker = recording.number("worker 0", "envs")
     learner, gpu = recording.track("learner", "learner"), recording.track("GPU updates", "gpu")
@@ -219,18 +219,18 @@ def test_the_files_of_a_run_are_written_whole_and_small(tmp_path: Path) -> None:
 
 def test_a_session_that_goes_on_keeps_what_came_before_its_checkpoint(tmp_path: Path) -> None:
     clock = Clock()
-    first = Recording(now=clock)
+    first = SpanRecording(now=clock)
     first.begin(tmp_path)
     track = first.track("learner", "learner")
     for _ in range(10):
         track.add("update", *clock.passes(1000 * MS))
     first.write(first.finished())
     clock.passes(3_600_000 * MS)
-    second = Recording(now=clock)
+    second = SpanRecording(now=clock)
     second.begin(tmp_path, earlier_s=6.5)
     second.track("learner", "learner").add("save", *clock.passes(500 * MS))
     timeline = second.timeline()
     assert timeline.end_s == pytest.approx(7.0)
     assert timeline.rows[0].seconds() == pytest.approx({"update": 6.5, "save": 0.5})
     (tmp_path / TRACE).write_text("{")
-    Recording(now=clock).begin(tmp_path, earlier_s=6.5)
+    SpanRecording(now=clock).begin(tmp_path, earlier_s=6.5)

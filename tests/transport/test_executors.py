@@ -19,7 +19,7 @@ import pytest
 from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
 from freewheel.transport import executors
-from freewheel.transport.workers.place import Place
+from freewheel.transport.workers.place import CallTracker
 
 LIMIT = 30.0
 Kind = Literal["thread", "process"]
@@ -296,7 +296,7 @@ def test_a_call_that_cannot_be_pickled_is_refused() -> None:
 def test_a_result_that_nobody_waits_for_ends_the_process_quietly() -> None:
     """The trainer may have ended while the call was under way; a traceback of that would be its last words."""
     ours, theirs = multiprocessing.Pipe()
-    place = Place()
+    place = CallTracker()
     ours.send_bytes(cloudpickle.dumps(21))
     ours.close()
     with closing(theirs), closing(place):

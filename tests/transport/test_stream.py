@@ -21,7 +21,7 @@ from freewheel.pacing.one_ahead import OneAhead
 from freewheel.policies.nets import TensorActor
 from freewheel.rollout.factory import CollectSpec
 from freewheel.testing.conformance import check_collector
-from freewheel.timeline.recording import Recording
+from freewheel.timeline.recording import SpanRecording
 from freewheel.transport.pool import AsTheyCome
 from freewheel.transport.stream import SimulationCollector, simulation_wire
 from tests.support.device_story import DeviceSetup, assert_rows
@@ -98,7 +98,7 @@ def test_rows_are_chosen_by_the_weights_of_their_version(
 
 
 def test_what_it_does_is_a_row_of_the_timeline(device: DeviceSetup) -> None:
-    recording = Recording()
+    recording = SpanRecording()
     spec = replace(spec_of(device), trace=recording)
     with free(device, given=spec) as simulation:
         for version in range(6):

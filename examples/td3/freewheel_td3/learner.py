@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import Array, Learner
-from freewheel.learn.replay import Minibatch
+from freewheel.learn.replay import ReplayMinibatch
 from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import Algorithm, LearnerSpec, ReplayConfig
@@ -38,7 +38,7 @@ class TD3Config(ReplayConfig):
 class TD3Update:
     """One gradient step on a batch from the replay buffer."""
 
-    def __init__(self, config: TD3Config, spec: LearnerSpec, draw: Callable[[], Minibatch]) -> None:
+    def __init__(self, config: TD3Config, spec: LearnerSpec, draw: Callable[[], ReplayMinibatch]) -> None:
         self.config, self.draw, device = config, draw, spec.compute.device
         seed = tree(spec.seed, "learner", "noise")
         self.policy, self.target = (

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from freewheel.core import Array
 from freewheel.learn.mbpo.config import Predict
-from freewheel.learn.mbpo.prediction import Output, Prediction, divergence
+from freewheel.learn.mbpo.prediction import EnsembleOutput, Prediction, divergence
 from freewheel.learn.replay import Batch, Columns
 from freewheel.policies.spec import views
 
@@ -180,7 +180,7 @@ class Ensemble:
         normalised = (target - self.statistics["out_mean"]) * self._precision["out"]
         return normalised, weight * self._precision["out"].sign()
 
-    def forward(self, x: Tensor, elites: Tensor | None = None) -> Output:
+    def forward(self, x: Tensor, elites: Tensor | None = None) -> EnsembleOutput:
         """Normalised inputs x [E, N, in], by all members or by these in their order."""
         params = {name: value if elites is None else value[elites] for name, value in self.params.items()}
         x, action = x[..., : self.spec.seen], x[..., self.spec.seen :]
@@ -192,10 +192,10 @@ class Ensemble:
         highest, lowest = params["max_logvar"], params["min_logvar"]
         logvar = highest - functional.softplus(highest - x[..., size : 2 * size])
         logvar = lowest + functional.softplus(logvar - lowest)
-        out = Output(x[..., :size], logvar, x[..., 2 * size :])
+        out = EnsembleOutput(x[..., :size], logvar, x[..., 2 * size :])
         return self._add_effects(out, effect, action) if effects else out
 
-    def _add_effects(self, out: Output, effect: Tensor, action: Tensor) -> Output:
+    def _add_effects(self, out: EnsembleOutput, effect: Tensor, action: Tensor) -> EnsembleOutput:
         """What the action [E, N, A] adds to the means and the logit: a matrix [K + 1, A], which depends on the observation
         alone, times the action. Effort often has a price that grows with its square, so a learned reward also gets a
         coefficient for the square of each column."""
@@ -203,7 +203,7 @@ class Ensemble:
         linear, square = effect.unflatten(-1, (-1, action.shape[-1])).split([size + ends, reward], dim=-2)
         of_mean, of_logit = (linear * action[..., None, :]).sum(-1).split([size, ends], dim=-1)
         price = functional.pad((square * action.square()[..., None, :]).sum(-1), (0, size - reward))
-        return Output(out.mean + of_mean + price, out.logvar, out.logit + of_logit)
+        return EnsembleOutput(out.mean + of_mean + price, out.logvar, out.logit + of_logit)
 
     @torch.no_grad()
     def sample(
@@ -230,7 +230,7 @@ class Ensemble:
             ahead = 1 + torch.rand(1, generator=generator, device=obs.device).mul(members - 1).long()
             other = self.forward(inputs, elites[(torch.arange(members, device=obs.device) + ahead) % members])
             disagreement = in_order(divergence(out, other, self._precision["out"].sign())[..., None]).squeeze(-1)
-        drawn = self._draw(obs, Output(*map(in_order, out)), generator)
+        drawn = self._draw(obs, EnsembleOutput(*map(in_order, out)), generator)
         return drawn._replace(disagreement=disagreement)
 
     @torch.no_grad()
@@ -239,7 +239,7 @@ class Ensemble:
         each = self.forward(self._inputs(obs, action).expand(len(elites), -1, -1), elites).mean
         return self._successor(obs, each.mean(0))
 
-    def _draw(self, obs: Tensor, out: Output, generator: torch.Generator) -> Prediction:
+    def _draw(self, obs: Tensor, out: EnsembleOutput, generator: torch.Generator) -> Prediction:
         noise = torch.randn(out.mean.shape, generator=generator, device=obs.device)
         drawn = out.mean + torch.exp(0.5 * out.logvar) * noise
         reward = drawn[:, 0] * self.statistics["out_scale"][0] + self.statistics["out_mean"][0]

@@ -23,7 +23,7 @@ from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
 from freewheel.learn.mbpo.model_env import ModelEnv, look, open_loop_error
 from freewheel.learn.mbpo.rollouts import Rollouts
 from freewheel.learn.mbpo.task import model_rows
-from freewheel.learn.replay import Minibatch, Replay
+from freewheel.learn.replay import ReplayBuffer, ReplayMinibatch
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.learn.together import own_seed, share
@@ -63,7 +63,7 @@ class MBPO(SAC):
         services = spec.services  # where others wait for this learner, an update that has begun is finished
         self._while_waiting = services.while_waiting if peers.count == 1 else services.report
         self._rollouts.between_steps = services.between_steps if peers.count == 1 else services.report
-        self.model_buffer = Replay(config.rows_of_models, columns, device, tree(seed, "learner", "imagined"))
+        self.model_buffer = ReplayBuffer(config.rows_of_models, columns, device, tree(seed, "learner", "imagined"))
         self.updater.generators.append(self.model_buffer.generator)
         self._real = min(self.batch, share(int(config.batch * config.real_ratio + 1e-9), peers))
         assert spec.services.executors is not None, "the model needs an executor"
@@ -222,7 +222,7 @@ class MBPO(SAC):
         progress = (self.pace.rows * self.spec.services.peers.count - begin) / max(1, end - begin)
         return int(short + (long - short) * min(1.0, max(0.0, progress)))
 
-    def draw(self) -> Minibatch:
+    def draw(self) -> ReplayMinibatch:
         """A share of real rows, and model rows for the rest."""
         real, gamma = self.replay.draw(self._real), self.config.gamma
         model_rows = self.model_buffer.sample(self.batch - self._real)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Output(NamedTuple):
+class EnsembleOutput(NamedTuple):
     """What E networks predict from N inputs each, in units of normalised targets."""
 
     mean: Tensor  # [E, N, K]
@@ -25,7 +25,7 @@ class Prediction(NamedTuple):
     disagreement: Tensor | None = None  # [N] of two members, where it was asked for
 
 
-def divergence(one: Output, other: Output, weight: Tensor) -> Tensor:
+def divergence(one: EnsembleOutput, other: EnsembleOutput, weight: Tensor) -> Tensor:
     """The geometric Jensen-Shannon divergence of two Gaussians, [...]: the mean of their KL divergences from the normalised
     geometric mean of both. It is large where means differ by more than the noise that both expect, or variances differ.
     weight [K]: 0 for targets that do not count."""

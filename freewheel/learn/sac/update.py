@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from freewheel.core import Array, Compile
 from freewheel.learn.adam import FusedAdam
 from freewheel.learn.priority import Uniform
-from freewheel.learn.replay import Minibatch
+from freewheel.learn.replay import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import LearnerSpec
@@ -40,7 +40,12 @@ class SACUpdate(ABC):
     on the kind of actions is left to subclasses."""
 
     def __init__(
-        self, config: SACConfig, spec: LearnerSpec, draw: Callable[[], Minibatch], *, generators: list[torch.Generator]
+        self,
+        config: SACConfig,
+        spec: LearnerSpec,
+        draw: Callable[[], ReplayMinibatch],
+        *,
+        generators: list[torch.Generator],
     ) -> None:
         self.config, self.draw, device = config, draw, spec.compute.device
         noise = tree(own_seed(spec), "learner", "noise")

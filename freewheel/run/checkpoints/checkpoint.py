@@ -45,7 +45,7 @@ from freewheel.files.read import (
     value_of,
 )
 from freewheel.policies.spec import PolicySpec, full_layout
-from freewheel.run.checkpoints.order import Order
+from freewheel.run.checkpoints.order import SaveOrder
 
 WEIGHTS, POLICY, MANIFEST = "weights.safetensors", "policy.json", "manifest.json"
 LEARNER, COLLECTOR, PROGRESS = "learner.safetensors", "collector.safetensors", "progress.json"
@@ -61,7 +61,7 @@ PART = ".part-"  # begins the name of what is being written or removed; readers 
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """What the manifest says about a file."""
 
     size: int
@@ -73,7 +73,7 @@ class Linked:
     """A file of another checkpoint of the run, whose content never changes."""
 
     path: Path
-    entry: Entry
+    entry: ManifestEntry
 
 
 Content: TypeAlias = bytes | Linked | Callable[[], bytes]  # the last one: made when it is written
@@ -107,7 +107,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class State:
+class SavedState:
     """What a run goes on from: the rest of a full checkpoint, every byte verified."""
 
     learner: dict[str, NDArray]
@@ -160,8 +160,8 @@ def encode_json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
-def entry_of(data: bytes) -> Entry:
-    return Entry(len(data), hashlib.sha256(data).hexdigest())
+def entry_of(data: bytes) -> ManifestEntry:
+    return ManifestEntry(len(data), hashlib.sha256(data).hexdigest())
 
 
 def write(
@@ -169,10 +169,10 @@ def write(
     files: Mapping[str, Content],
     others: Mapping[str, bytes] = types.MappingProxyType({}),
     *,
-    order: Order = Order(),  # noqa: B008
+    order: SaveOrder = SaveOrder(),  # noqa: B008
     mode: int = 0o700,
     waiting: Callable[[], None] | None = None,
-) -> Mapping[str, Entry]:
+) -> Mapping[str, ManifestEntry]:
     """Write or replace one checkpoint, perhaps with files that are not its own; returns what its manifest lists.
 
     If the process is killed at any moment, there is the old folder or the new one, or (only where it is replaced) none.
@@ -203,7 +203,7 @@ def write(
     return listed
 
 
-def _put_all(part: Path, files: Mapping[str, Content], waiting: Callable[[], None] | None) -> dict[str, Entry]:
+def _put_all(part: Path, files: Mapping[str, Content], waiting: Callable[[], None] | None) -> dict[str, ManifestEntry]:
     if waiting is None or len(files) < MANY:
         return {name: _put(part / name, given) for name, given in files.items()}
     pool = ThreadPoolExecutor(min(WRITERS, os.cpu_count() or 1), "freewheel-write")
@@ -218,7 +218,7 @@ def _put_all(part: Path, files: Mapping[str, Content], waiting: Callable[[], Non
     return {name: call.result() for name, call in calls.items()}
 
 
-def _put(path: Path, given: Content) -> Entry:
+def _put(path: Path, given: Content) -> ManifestEntry:
     if not isinstance(given, Linked):
         data = given if isinstance(given, bytes) else given()
         disk.write(path, data)
@@ -247,7 +247,7 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
     raise AssertionError("the last candidate raises")
 
 
-def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, State]:
+def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, SavedState]:
     """The full checkpoint of a step, or of the newest that verifies: one that was saved when the run was killed may be whole
     before `latest` points to it."""
     known, latest = names(root), target(root, "latest")
@@ -312,7 +312,7 @@ def read(folder: Path) -> Checkpoint:
     return Checkpoint(step, params, about, folder)
 
 
-def read_state(folder: Path) -> State:
+def read_state(folder: Path) -> SavedState:
     """The state of one full checkpoint, or a FileError that names the file that is damaged or does not match the manifest."""
     listed = _listed(folder / MANIFEST)
     if not listed.keys() >= STATE:
@@ -322,7 +322,7 @@ def read_state(folder: Path) -> State:
         if found := SEGMENT.fullmatch(name):
             _verified(folder / name, entry)
             segments.setdefault(found[1], {})[int(found[2])] = Linked(folder / name, entry)
-    return State(
+    return SavedState(
         learner=_arrays(folder / LEARNER, listed),
         collector=_arrays(folder / COLLECTOR, listed),
         progress=_object(folder / PROGRESS, listed),
@@ -342,7 +342,7 @@ def read_arrays(file: Linked) -> dict[str, NDArray]:
     return _arrays(file.path, {file.path.name: file.entry})
 
 
-def _listed(path: Path) -> Mapping[str, Entry]:
+def _listed(path: Path) -> Mapping[str, ManifestEntry]:
     """The entries of the manifest: the files of a checkpoint, and no other name or path."""
     manifest = json_object(path)
     number, files = manifest.get("format"), manifest.get("files")
@@ -355,7 +355,7 @@ def _listed(path: Path) -> Mapping[str, Entry]:
         raise CheckpointError(f"{path} should list {WEIGHTS} and {POLICY}, but it lists {show(sorted(files))}")
     if strange := sorted(name for name in others - STATE - {BEST} if not SEGMENT.fullmatch(name)):
         raise CheckpointError(f"{path} should list the files of a checkpoint, and not {show(strange[0])}")
-    return {name: record(Entry, entry, f"{show(name)} in {path}") for name, entry in files.items()}
+    return {name: record(ManifestEntry, entry, f"{show(name)} in {path}") for name, entry in files.items()}
 
 
 def _check_size(path: Path, size: int, about: Mapping[str, Any]) -> None:
@@ -374,17 +374,17 @@ def _check_size(path: Path, size: int, about: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{path} has {in_words(size)} by its manifest, but {network}")
 
 
-def _arrays(path: Path, listed: Mapping[str, Entry]) -> dict[str, NDArray]:
+def _arrays(path: Path, listed: Mapping[str, ManifestEntry]) -> dict[str, NDArray]:
     return parse_arrays(_verified(path, listed[path.name]), str(path))
 
 
-def _object(path: Path, listed: Mapping[str, Entry]) -> dict[str, Any]:
+def _object(path: Path, listed: Mapping[str, ManifestEntry]) -> dict[str, Any]:
     if listed[path.name].size > JSON_SIZE:
         raise CheckpointError(f"{path} has {listed[path.name].size:,} bytes by its manifest; at most {JSON_SIZE:,}")
     return parse_json(_verified(path, listed[path.name]), str(path))
 
 
-def _verified(path: Path, entry: Entry) -> bytearray:
+def _verified(path: Path, entry: ManifestEntry) -> bytearray:
     """The content of a file of this size and hash. Nothing is read of one with another size."""
     damaged = f"{path} is damaged: its size or hash is not the manifest's"
     if not path.is_symlink() and path.is_file() and path.stat().st_size != entry.size:
@@ -403,7 +403,7 @@ def names(root: Path) -> list[Name]:
     return sorted(known, key=lambda name: (known[name].number, name), reverse=True)
 
 
-def orders(root: Path) -> dict[Name, Order]:
+def orders(root: Path) -> dict[Name, SaveOrder]:
     """Which save made each. A manifest that is damaged, or older than this field, does not say it: then the target of `latest`
     was the last one, unless no manifest says it and there is a later step. The others were before those that say it."""
     check_folder(root)
@@ -414,10 +414,10 @@ def orders(root: Path) -> dict[Name, Order]:
             raise
         raise CheckpointError(f"{root} cannot be read: {error.strerror}") from None
     known = [name for folder in folders if (name := Name.parse(folder.name)) and folder.is_dir()]
-    found, latest = {name: Order.read(root / str(name) / MANIFEST) for name in known}, target(root, "latest")
+    found, latest = {name: SaveOrder.read(root / str(name) / MANIFEST) for name in known}, target(root, "latest")
     last = max((order.number for order in found.values()), default=0)
     if latest in found and not found[latest].number and (last or latest.step == max(known).step):
-        found[latest] = Order(last + 1)
+        found[latest] = SaveOrder(last + 1)
     return found
 
 

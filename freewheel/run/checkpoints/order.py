@@ -11,14 +11,14 @@ from freewheel.files.read import json_object
 MOST = 10**12  # saves of a run, many a second for years: a manifest that claims more is damaged
 
 
-class Order(NamedTuple):
+class SaveOrder(NamedTuple):
     """The place of a checkpoint among all that a run has saved."""
 
     number: int = 0  # 1 for the first one; 0: not known
     furthest: int = -1  # the last step that any save up to this one has had, also those that are gone
 
     @classmethod
-    def read(cls, manifest: Path) -> Order:
+    def read(cls, manifest: Path) -> SaveOrder:
         """What a manifest says; where it says nothing or is damaged, the place is not known."""
         try:
             found = json_object(manifest)

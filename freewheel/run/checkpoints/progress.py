@@ -15,11 +15,11 @@ import numpy as np
 from freewheel import __version__
 from freewheel.core import Collector, Learner, NDArray, RowCounts, Snapshot
 from freewheel.metrics.meter import Meter
-from freewheel.run.checkpoints.checkpoint import Checkpoint, State
+from freewheel.run.checkpoints.checkpoint import Checkpoint, SavedState
 from freewheel.run.evaluation.schedule import EvaluationSchedule
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """For a checkpoint."""
 
     about: Mapping[str, Any]  # for JSON
@@ -32,7 +32,7 @@ class Progress(NamedTuple):
 
 def progress_of(
     meter: Meter, learner: Learner, schedule: EvaluationSchedule | None, contexts: NDArray, **others: Any
-) -> Progress:
+) -> RunProgress:
     """Counters, schedules, contexts and versions of a run; `others` are what else JSON should hold."""
     candidate = None if schedule is None else schedule.candidate
     about = {
@@ -45,7 +45,7 @@ def progress_of(
         "versions": {"freewheel": __version__, "python": platform.python_version(), **_libraries()},
         **others,
     }
-    return Progress(about, None if candidate is None else candidate.snapshot)
+    return RunProgress(about, None if candidate is None else candidate.snapshot)
 
 
 @cache
@@ -60,7 +60,7 @@ class Earlier:
 
     path: Path
     saved: Checkpoint
-    state: State
+    state: SavedState
 
     @property
     def progress(self) -> Mapping[str, Any]:

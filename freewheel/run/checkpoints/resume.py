@@ -22,7 +22,7 @@ from freewheel.run.plan import print_line
 from freewheel.run.saved import SavedRun, lock_run, open_run
 from freewheel.run.trainer import Result, followed, run
 from freewheel.sinks.sink import Sink
-from freewheel.transport.learners.place import Place, of_torchrun
+from freewheel.transport.learners.place import RankInfo, of_torchrun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ def _never_began(found: SavedRun) -> bool:
     return never_saved(found.path, learners) and _summary(found.path / SUMMARY).get("exit_code", 1) != 0
 
 
-def _of_all(found: SavedRun, which: str, place: Place | None) -> SavedRun:
+def _of_all(found: SavedRun, which: str, place: RankInfo | None) -> SavedRun:
     """The same; the checkpoint is one that all learners of the run have, as many as are here."""
     learners = found.config.run.machine.learners
     check_number(found.path, learners, place)

@@ -17,9 +17,9 @@ from freewheel.errors import FreewheelError
 from freewheel.files.outage import Outage
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import BEST, COLLECTOR, LEARNER, PROGRESS, Content
-from freewheel.run.checkpoints.progress import Earlier, Progress
+from freewheel.run.checkpoints.progress import Earlier, RunProgress
 from freewheel.run.checkpoints.segments import RowsCut, Segments, restore
-from freewheel.run.checkpoints.store import Store, Written
+from freewheel.run.checkpoints.store import Store, WrittenCheckpoint
 from freewheel.run.naming import CHECKPOINTS
 from freewheel.timeline.track import Track
 from freewheel.transport.executors import ThreadExecutor
@@ -69,7 +69,7 @@ class Saver:
         """every_s: seconds between two saves in the background; 0: none."""
         self._directory, self.learner, self._every = directory, learner, every_s
         self.collector: Collector | None = None  # set when it is open
-        self.progress: Callable[[str], Progress] = _unknown  # of the run, and why it has ended
+        self.progress: Callable[[str], RunProgress] = _unknown  # of the run, and why it has ended
         self.earlier: Earlier | None = None  # the session that this one goes on with
         self.counts = Counts()
         self.track: Track | None = None  # of the timeline
@@ -189,7 +189,7 @@ class Saver:
         about = {**self._directory.about, "version": snapshot.version}
         return _Cut(progress.env_steps, params, about, files, rows)
 
-    def _write(self, cut: _Cut, waiting: Callable[[], None] | None = None) -> Written | OSError:
+    def _write(self, cut: _Cut, waiting: Callable[[], None] | None = None) -> WrittenCheckpoint | OSError:
         began = perf_counter_ns()
         try:
             return self._directory.store.save(cut.step, cut.params, cut.about, cut.files, waiting=waiting)
@@ -204,7 +204,7 @@ class Saver:
                 self.track.add("save", began, perf_counter_ns())
                 self.track.flush()
 
-    def _done(self, cut: _Cut, result: Written | OSError | FreewheelError) -> Path | None:
+    def _done(self, cut: _Cut, result: WrittenCheckpoint | OSError | FreewheelError) -> Path | None:
         self._writing, outage = None, self._directory.outages[CHECKPOINTS]
         if isinstance(result, FreewheelError):
             raise result
@@ -225,5 +225,5 @@ def _arrays(values: Mapping[str, Array]) -> dict[str, NDArray]:
     return {name: np.array(to_numpy(value)) for name, value in values.items()}
 
 
-def _unknown(_: str) -> Progress:
+def _unknown(_: str) -> RunProgress:
     raise AssertionError("who saves has to say how far the run has come")

@@ -19,7 +19,7 @@ import numpy as np
 from freewheel.core import NDArray, RowBuffer
 from freewheel.errors import CheckpointError
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.checkpoints.checkpoint import SEGMENT, Content, Entry, Linked
+from freewheel.run.checkpoints.checkpoint import SEGMENT, Content, Linked, ManifestEntry
 
 SEGMENT_BYTES = 8 << 20  # of a closed segment, at most: it is copied in a few milliseconds
 
@@ -60,7 +60,7 @@ class Segments:
         buffer.before_overwriting = cut.rescue if pending and not still else None
         return cut
 
-    def saved(self, end: int, folder: Path, listed: Mapping[str, Entry]) -> None:
+    def saved(self, end: int, folder: Path, listed: Mapping[str, ManifestEntry]) -> None:
         """All rows up to this one were written into this folder, which has these files."""
         own = [name for name in listed if (found := SEGMENT.fullmatch(name)) and found[1] == self._name]
         self.found([Linked(folder / name, listed[name]) for name in own], end)

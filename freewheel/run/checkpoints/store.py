@@ -12,17 +12,17 @@ from freewheel.core import NDArray
 from freewheel.errors import FileError
 from freewheel.files import disk
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.checkpoints.checkpoint import PART, POLICY, WEIGHTS, Content, Entry, Name
-from freewheel.run.checkpoints.order import Order
+from freewheel.run.checkpoints.checkpoint import PART, POLICY, WEIGHTS, Content, ManifestEntry, Name
+from freewheel.run.checkpoints.order import SaveOrder
 
 KEEP = 2  # full checkpoints
 
 
-class Written(NamedTuple):
+class WrittenCheckpoint(NamedTuple):
     """A checkpoint that was written, and what its manifest lists."""
 
     folder: Path
-    files: Mapping[str, Entry]
+    files: Mapping[str, ManifestEntry]
 
 
 class Store:
@@ -38,7 +38,7 @@ class Store:
         self._writing: set[Name] = set()
         self._abandoned: set[Name] = set()
         self._newest: Name | None = None  # of this session
-        self._last = Order()  # of the saves that this session has begun
+        self._last = SaveOrder()  # of the saves that this session has begun
         self._before: int | None = None  # the last step that a session before it may have saved
         self._steps: set[int] = set()  # that this one has saved
 
@@ -58,7 +58,7 @@ class Store:
         *,
         best: bool = False,
         waiting: Callable[[], None] | None = None,
-    ) -> Written:
+    ) -> WrittenCheckpoint:
         """Write a checkpoint and point `latest` (and `best`, if it is) at it. `state`: the other files of a full one. Weights
         alone become the latest only where there is no full one, and are not written again if this step has them. `waiting`: see
         checkpoint.write."""
@@ -78,21 +78,21 @@ class Store:
                 self._prune(there or name)
         finally:
             self._writing.discard(name)
-        return Written(folder, listed)
+        return WrittenCheckpoint(folder, listed)
 
-    def _claim(self, step: int) -> tuple[Name, Order]:
+    def _claim(self, step: int) -> tuple[Name, SaveOrder]:
         """A name that no checkpoint of the run has had, and its place in the order of saves."""
         with self._lock:
             known = checkpoint.orders(self.root)
             found = [
                 self._last,
-                *(Order(max(known[one].number, one.number), one.step) for one in known),
+                *(SaveOrder(max(known[one].number, one.number), one.step) for one in known),
                 *known.values(),
             ]
             number, furthest = (max(values) for values in zip(*found, strict=True))
             self._before = furthest if self._before is None else self._before
             name = Name(step) if step > self._before and step not in self._steps else Name(step, number + 1)
-            self._last = Order(number + 1, max(step, furthest))
+            self._last = SaveOrder(number + 1, max(step, furthest))
             self._steps.add(step)
             self._writing.add(name)
             return name, self._last

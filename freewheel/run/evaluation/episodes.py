@@ -67,7 +67,7 @@ def playable(env: Env[Any]) -> Env:
     return as_numpy(env)
 
 
-class Played(NamedTuple):
+class EpisodeResult(NamedTuple):
     """One greedy episode."""
 
     ret: float
@@ -83,14 +83,14 @@ def evaluate(
     """Episodes 0 .. episodes-1 of this evaluation seed: the same seeds, and the same rows of this context table [K, C], for
     every mode, algorithm and number of lanes."""
     env.set_context(context)
-    played: list[Played] = []
+    played: list[EpisodeResult] = []
     for first in range(0, episodes, env.spec.lanes):
         wanted = min(env.spec.lanes, episodes - first)
         played += returned(play_round(env, actor, (seed, first), wanted, limit))
     return scored(played, env.spec, seed, context)
 
 
-def scored(played: Sequence[Played], spec: EnvSpec, seed: int, context: NDArray = NO_CONTEXT) -> Score:
+def scored(played: Sequence[EpisodeResult], spec: EnvSpec, seed: int, context: NDArray = NO_CONTEXT) -> Score:
     """Episodes 0, 1, 2, ... of an evaluation seed as a score; EnvError if all failed, or if a return is not finite."""
     seeds = [evaluation_episodes(seed, number, 1).seed(0) for number in range(len(played))]
     failures = [one.failure for one in played if one.failure]
@@ -113,7 +113,7 @@ def scored(played: Sequence[Played], spec: EnvSpec, seed: int, context: NDArray 
 
 def play_round(
     env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int
-) -> Generator[Call, None, list[Played]]:
+) -> Generator[Call, None, list[EpisodeResult]]:
     """One episode per lane, until the first `wanted` have ended, failed or reach the limit; these are returned. EnvError if a
     lane fails too often.
 
@@ -142,7 +142,7 @@ def play_round(
             break
         yield "step", first, taken + 1
     columns = total.tolist(), length.tolist(), (~playing).tolist(), map(tuple, measures.tolist()), failed
-    return [Played(*one) for one in zip(*columns, strict=True)][:wanted]
+    return [EpisodeResult(*one) for one in zip(*columns, strict=True)][:wanted]
 
 
 def returned(steps: Generator[object, None, Out]) -> Out:

@@ -17,7 +17,7 @@ from freewheel.errors import EnvError, FreewheelError
 from freewheel.files.memory import free_memory
 from freewheel.rollout.factory import MakeActor, WorkerSpec
 from freewheel.rollout.probe import usable_cores
-from freewheel.run.evaluation.episodes import Call, Played, Score, play_round, scored
+from freewheel.run.evaluation.episodes import Call, EpisodeResult, Score, play_round, scored
 from freewheel.seeding import evaluation_episodes
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
 from freewheel.transport.workers.place import At
@@ -43,7 +43,7 @@ class Cost(NamedTuple):
         return self.duty < WAITS
 
 
-class Order(NamedTuple):
+class EpisodeRequest(NamedTuple):
     """Weights to score, all on the same episodes."""
 
     weights: Sequence[Snapshot]
@@ -51,7 +51,7 @@ class Order(NamedTuple):
     episodes: int
 
 
-class Part(NamedTuple):
+class EpisodeShare(NamedTuple):
     """Consecutive episodes for one player, a lane each."""
 
     snapshot: Snapshot | None  # None: the same weights as before
@@ -78,7 +78,7 @@ class Evaluator(Protocol):
     @property
     def progress(self) -> tuple[int, int]: ...  # episodes of the order that have ended, and all of them
     def slowest(self) -> SlowCall | None: ...  # in a process of its own; for any thread
-    def start(self, order: Order, *, alone: bool) -> None: ...  # alone: training has ended and needs no cores
+    def start(self, order: EpisodeRequest, *, alone: bool) -> None: ...  # alone: training has ended and needs no cores
     def poll(self, wait: float) -> Sequence[Score] | FreewheelError | None: ...  # by weights; None: not yet
     def cancel(self) -> None: ...
     def seconds(self, length: int, games: int, *, alone: bool) -> float: ...  # that so many episodes take, about
@@ -88,8 +88,8 @@ class Evaluator(Protocol):
 class Player(Protocol):
     """Plays one part at a time."""
 
-    def begin(self, part: Part) -> None: ...
-    def poll(self, wait: float) -> list[Played] | FreewheelError | None: ...  # None: not yet
+    def begin(self, part: EpisodeShare) -> None: ...
+    def poll(self, wait: float) -> list[EpisodeResult] | FreewheelError | None: ...  # None: not yet
     def stop(self) -> None: ...
 
 
@@ -101,7 +101,7 @@ class Rounds:
         self._actor: Actor = actor()
         self._limit = limit
 
-    def __call__(self, part: Part) -> Generator[Call, None, list[Played]]:
+    def __call__(self, part: EpisodeShare) -> Generator[Call, None, list[EpisodeResult]]:
         if part.snapshot is not None:
             self._actor.load(part.snapshot)
             self._env.set_context(part.snapshot.context)
@@ -117,15 +117,15 @@ class InlinePlayer:
     def __init__(self, build: Callable[[], Rounds]) -> None:
         self._build = build
         self._rounds: Rounds | None = None
-        self._playing: Generator[Call, None, list[Played]] | None = None
+        self._playing: Generator[Call, None, list[EpisodeResult]] | None = None
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: EpisodeShare) -> None:
         if self._rounds is None or not gc.get_freeze_count():  # the collector's end includes everything again
             self._rounds = self._rounds or self._build()
             gc.freeze()
         self._playing = self._rounds(part)
 
-    def poll(self, wait: float) -> list[Played] | FreewheelError | None:
+    def poll(self, wait: float) -> list[EpisodeResult] | FreewheelError | None:
         assert self._playing is not None, "begin first"
         until = monotonic() + wait
         try:
@@ -133,7 +133,7 @@ class InlinePlayer:
             while monotonic() < until:
                 next(self._playing)
         except StopIteration as end:
-            played: list[Played] = end.value
+            played: list[EpisodeResult] = end.value
             return played
         return None
 
@@ -150,12 +150,14 @@ class ProcessPlayer:
     """Plays in a process of its own, which is killed when a call of the environment takes too long."""
 
     def __init__(self, build: Callable[[], Rounds], how: WorkerSpec, name: str) -> None:
-        self.executor = ProcessExecutor[Part, list[Played]](build, "evaluation", nice=NICE, modules=how.modules)
+        self.executor = ProcessExecutor[EpisodeShare, list[EpisodeResult]](
+            build, "evaluation", nice=NICE, modules=how.modules
+        )
         self._limits, self._name = how.timeouts, name
         self._loaded: Snapshot | None = None  # by the process; None: it has not been started
         self._seed = 0
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: EpisodeShare) -> None:
         self._seed = part.seed
         self.executor.place("constructor" if self._loaded is None else "reset", part.first, 0)
         self.executor.submit(part._replace(snapshot=None) if part.snapshot is self._loaded else part)
@@ -172,7 +174,7 @@ class ProcessPlayer:
     def _limit(self, at: At) -> float:
         return at.limit(self._limits) + (START if at.phase == "constructor" else 0.0)
 
-    def poll(self, wait: float) -> list[Played] | FreewheelError | None:
+    def poll(self, wait: float) -> list[EpisodeResult] | FreewheelError | None:
         result = self.executor.result(wait)
         if result is None:
             at = self.executor.place.read()
@@ -199,10 +201,10 @@ class Players:
     def __init__(self, make: Callable[[], Player], spec: EnvSpec, lanes: int, cost: Cost, *, in_turn: bool) -> None:
         self._make, self._spec, self._lanes, self._cost, self.in_turn = make, spec, lanes, cost, in_turn
         self._crew: list[Player] = []
-        self._order: Order | None = None
+        self._order: EpisodeRequest | None = None
         self._parts: deque[tuple[int, int]] = deque()  # (which weights, first episode), not yet handed out
         self._busy: dict[Player, tuple[int, int]] = {}
-        self._played: list[dict[int, Played]] = []  # by weights: episodes by number
+        self._played: list[dict[int, EpisodeResult]] = []  # by weights: episodes by number
         self._size = 0  # players that take part
 
     @property
@@ -213,7 +215,7 @@ class Players:
     def slowest(self) -> SlowCall | None:
         return None
 
-    def start(self, order: Order, *, alone: bool) -> None:
+    def start(self, order: EpisodeRequest, *, alone: bool) -> None:
         firsts = range(0, order.episodes, self._lanes)
         self._order, self._played = order, [{} for _ in order.weights]
         self._parts = deque((which, first) for first in firsts for which in range(len(order.weights)))
@@ -258,12 +260,12 @@ class Players:
         """Seconds of one part with an episode of this length; lanes of one process are stepped one after the other."""
         return max(1, length) * (self._cost.step + ACT) * self._lanes
 
-    def _hand_out(self, order: Order) -> None:
+    def _hand_out(self, order: EpisodeRequest) -> None:
         for player in self._crew[: self._size]:
             if self._parts and player not in self._busy:
                 which, first = self._parts.popleft()
                 wanted = min(self._lanes, order.episodes - first)
-                player.begin(Part(order.weights[which], order.seed, first, wanted))
+                player.begin(EpisodeShare(order.weights[which], order.seed, first, wanted))
                 self._busy[player] = which, first
 
     def _collect(self, wait: float) -> None:
@@ -276,7 +278,7 @@ class Players:
                 which, first = self._busy.pop(player)
                 self._played[which].update(enumerate(result, first))
 
-    def _score(self, order: Order, which: int) -> Score:
+    def _score(self, order: EpisodeRequest, which: int) -> Score:
         played = self._played[which]
         in_order = [played[number] for number in range(order.episodes)]
         return scored(in_order, self._spec, order.seed, order.weights[which].context)
@@ -293,7 +295,7 @@ class ProcessPlayers(Players):
         self._cores_in_use, self._room = 0 if in_turn else busy, self._fitting()
 
     @override
-    def start(self, order: Order, *, alone: bool) -> None:
+    def start(self, order: EpisodeRequest, *, alone: bool) -> None:
         self._room = self._fitting()
         super().start(order, alone=alone)
 
@@ -347,7 +349,7 @@ class ReservedLanes:
     def slowest(self) -> SlowCall | None:
         return None
 
-    def start(self, order: Order, *, alone: bool) -> None: ...
+    def start(self, order: EpisodeRequest, *, alone: bool) -> None: ...
 
     def poll(self, wait: float) -> Sequence[Score] | None:
         """What is ordered before the first episode has ended is scored when one has."""

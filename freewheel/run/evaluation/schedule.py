@@ -11,7 +11,7 @@ from freewheel.core import Snapshot
 from freewheel.errors import FreewheelError
 from freewheel.metrics.meter import Budget
 from freewheel.run.evaluation.episodes import Score
-from freewheel.run.evaluation.players import Evaluator, Order, SlowCall
+from freewheel.run.evaluation.players import EpisodeRequest, Evaluator, SlowCall
 from freewheel.run.process import LATE
 from freewheel.seeding import closing_seed
 
@@ -158,7 +158,9 @@ class EvaluationSchedule:
             return found
         self._skip(self._due - self._taken - 1, takes)
         snapshot = weights()
-        self._begin((step, snapshot), Order([snapshot], self._options.eval_seed, self._options.eval_episodes), allowed)
+        self._begin(
+            (step, snapshot), EpisodeRequest([snapshot], self._options.eval_seed, self._options.eval_episodes), allowed
+        )
         while self._running is not None and self._evaluator.in_turn:
             found += self._look(WAIT)
             if self._running is not None:
@@ -227,7 +229,9 @@ class EvaluationSchedule:
 
     # ------------------------------------------------------------------------------------------------------ one evaluation
 
-    def _begin(self, which: tuple[int, Snapshot], order: Order, allowed: float, *, alone: bool = False) -> None:
+    def _begin(
+        self, which: tuple[int, Snapshot], order: EpisodeRequest, allowed: float, *, alone: bool = False
+    ) -> None:
         assert self._evaluator is not None, "asked by the callers"
         self._taken = max(self._taken, self._due)
         self._running, self._began = which, self._run.ran_s()
@@ -306,7 +310,7 @@ class EvaluationSchedule:
         if episodes < self._options.eval_episodes:
             wanted = self._options.eval_episodes
             self._run.note(f"the closing evaluation plays {episodes} of {wanted} episodes: more would take too long")
-        self._begin(self._last, Order(weights, seed, episodes), allowed, alone=True)
+        self._begin(self._last, EpisodeRequest(weights, seed, episodes), allowed, alone=True)
         result = None
         while self._running is not None:
             result = self._poll(WAIT)

@@ -7,7 +7,7 @@ from time import perf_counter_ns
 
 from freewheel.errors import FreewheelError
 from freewheel.run.evaluation.episodes import Score
-from freewheel.run.evaluation.players import Evaluator, Order
+from freewheel.run.evaluation.players import EpisodeRequest, Evaluator
 from freewheel.timeline.track import Track
 
 
@@ -30,7 +30,7 @@ class TracedEvaluator:
     def progress(self) -> tuple[int, int]:
         return self._evaluator.progress
 
-    def start(self, order: Order, *, alone: bool) -> None:
+    def start(self, order: EpisodeRequest, *, alone: bool) -> None:
         self._began = perf_counter_ns()
         self._evaluator.start(order, alone=alone)
 

@@ -15,24 +15,24 @@ from freewheel.metrics.meter import Budget, Meter
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.ending import exit_code_of
 from freewheel.run.learners.share import share_of
-from freewheel.run.learners.together import Alone, Together
+from freewheel.run.learners.together import SingleLearner, Together
 from freewheel.run.learners.versions import CHOSEN, remedy
 from freewheel.run.plan import Plan
 from freewheel.run.process import Stop
 from freewheel.transport.forkserver import pickled
 from freewheel.transport.learners.group import JOIN, Group
 from freewheel.transport.learners.launch import Learners
-from freewheel.transport.learners.place import Place, of_torchrun, send
+from freewheel.transport.learners.place import RankInfo, of_torchrun, send
 
 PATH = "run"  # the note with the run directory, when it has been made
-ONLY = Place(0, 1, 0, 1)
+ONLY = RankInfo(0, 1, 0, 1)
 
 
 @dataclass(frozen=True)
 class Crew:
     """This learner among all of a run; alone, if there is no group."""
 
-    place: Place = ONLY
+    place: RankInfo = ONLY
     group: Group | None = None
     gone: Callable[[], bool] = lambda: False  # whether one that was started here has ended
 
@@ -53,10 +53,10 @@ class Crew:
 
     def together(
         self, stop: Stop, meter: Meter, budget: Budget, path: Path, before: Mapping[str, Any]
-    ) -> Alone | Together:
+    ) -> SingleLearner | Together:
         """What this learner agrees about with the others. before: progress.json of the session that it goes on with."""
         if self.group is None:
-            return Alone()
+            return SingleLearner()
         together = Together(self.group, stop, meter, budget, before.get("learners", {}))
         together.gone, together.remedy = self.gone, partial(remedy, path, self.place.count)
         return together
@@ -81,7 +81,7 @@ def gathered(whole: Plan, stop: Stop, *, resumed: bool) -> Iterator[Crew]:
 
     with Learners(learners, main, message) as started, told_failures(started.group):
         stop.leftovers.kept = started.pids
-        yield Crew(Place(0, learners, 0, learners), started.group, started.gone)
+        yield Crew(RankInfo(0, learners, 0, learners), started.group, started.gone)
 
 
 @contextmanager

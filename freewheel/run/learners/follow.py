@@ -20,15 +20,15 @@ from freewheel.run.watchdog import Watchdog
 from freewheel.sinks.sink import Outputs
 from freewheel.transport.clock import clock
 from freewheel.transport.learners.group import JOIN, Group
-from freewheel.transport.learners.place import Place, receive
+from freewheel.transport.learners.place import RankInfo, receive
 
 
-def main(place: Place, message: bytes) -> None:
+def main(place: RankInfo, message: bytes) -> None:
     """The main function of a process that the first learner has started."""
     sys.exit(follow(place, message)[1])
 
 
-def follow(place: Place, message: bytes | None = None) -> tuple[Path, int]:
+def follow(place: RankInfo, message: bytes | None = None) -> tuple[Path, int]:
     """Train as one of several learners until all end; returns its folder and exit code. What fails is told by the first one.
 
     message: the plan; None: the first learner sends it."""

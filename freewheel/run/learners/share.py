@@ -9,7 +9,7 @@ from freewheel.collect.mode import ModeConfig, WorkersConfig, count, divisor
 from freewheel.config.machine import find_devices
 from freewheel.errors import UsageError
 from freewheel.run.learners.devices import task_beside
-from freewheel.transport.learners.place import Place
+from freewheel.transport.learners.place import RankInfo
 
 if TYPE_CHECKING:
     from freewheel.config.resolve import Config
@@ -32,7 +32,7 @@ class Share:
 ALL = Share()  # one learner does everything
 
 
-def by_torchrun(config: Config, place: Place | None) -> Config:
+def by_torchrun(config: Config, place: RankInfo | None) -> Config:
     """The same with as many learners as torchrun has started; UsageError if the user has asked for others."""
     machine, given = config.run.machine, config.sources.get("learners", "")
     if place is None:
@@ -92,7 +92,7 @@ def check_together(config: Config) -> None:
             raise UsageError(f"{option} {why}: leave it out, or leave out --learners")
 
 
-def share_of(whole: Plan, place: Place) -> Plan:
+def share_of(whole: Plan, place: RankInfo) -> Plan:
     """What learner `place.rank` does of a plan for all; nothing is left over, and no two play the same episode."""
     learners, config = place.count, whole.config
     mode: Any = config.collector

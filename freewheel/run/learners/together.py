@@ -48,7 +48,7 @@ class EndedTogether(Interrupted):
 
 
 @dataclass(frozen=True)
-class Part:
+class LearnerView:
     """A learner's session, as far as the others depend on it."""
 
     account: Callable[[], RowCounts]  # all its rows
@@ -58,10 +58,10 @@ class Part:
     note: Callable[[str], None]
 
 
-class Alone:
+class SingleLearner:
     """One learner, which decides for itself."""
 
-    def attend(self, part: Part) -> None: ...
+    def attend(self, part: LearnerView) -> None: ...
     def meet(self) -> None: ...
     def taken(self, tick: Tick) -> Tick:
         return tick
@@ -108,7 +108,7 @@ class Together:
         self.remedy: Callable[[], str] = lambda: ""  # what to do when a learner is gone
         self._agreed = int(earlier.get("agreed", 0))  # exchanges, the same number in all learners
         self._others = Counter[str](earlier.get("others", {}))  # what others have done and the meter has counted
-        self._part: Part | None = None
+        self._part: LearnerView | None = None
         self._said = [Said(Word(self._agreed)) for _ in range(group.count)]
         self._version = -1
         self._save = self._updating = self._asked = self._over = False
@@ -118,7 +118,7 @@ class Together:
         self._notes = self._contexts = 0
         self._shown = [0] * group.count  # notes of each
 
-    def attend(self, part: Part) -> None:
+    def attend(self, part: LearnerView) -> None:
         self._part, self._version = part, part.learner.version
         self._stop.look, self._stop.look_due = self._look, 0.0
 
@@ -205,7 +205,7 @@ class Together:
         return Said.of(rows, word, played)
 
     @property
-    def _own_part(self) -> Part:
+    def _own_part(self) -> LearnerView:
         assert self._part is not None, "the session attends before its loop begins"
         return self._part
 

@@ -11,7 +11,7 @@ from freewheel.run.checkpoints.checkpoint import PROGRESS, Name
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.naming import CHECKPOINTS
 from freewheel.transport.learners.group import JOIN, Group
-from freewheel.transport.learners.place import Place
+from freewheel.transport.learners.place import RankInfo
 
 FOLDER = "learners"  # of a run directory: what learners but the first keep
 CHOSEN = "agreed"  # the note with the exchange that the run goes on from
@@ -30,7 +30,7 @@ def agreed_of(folder: Path) -> dict[int, Name]:
     return found
 
 
-def check_number(run: Path, learners: int, place: Place | None) -> None:
+def check_number(run: Path, learners: int, place: RankInfo | None) -> None:
     """SetupError if torchrun has started another number of learners than a run has."""
     started = 1 if place is None else place.count
     if place is not None and started != learners:

@@ -11,7 +11,7 @@ from typing import Any
 
 from freewheel.core import Collector, Learner
 from freewheel.files.lines import Lines
-from freewheel.pacing.control import Change, Plant, Settings, State, decide, within
+from freewheel.pacing.control import Change, ControlState, Plant, Settings, decide, within
 from freewheel.run.plan import Plan
 
 FILE = "adapt.jsonl"  # in the run directory: one line for every change
@@ -34,13 +34,13 @@ class Adapting:
         least, present, most = settings
         least, present = replace(least, burst=learner.burst), replace(present, burst=learner.burst)
         most = replace(most, burst=BURSTS * learner.burst)
-        self._plant, self._state = Plant(least, most), State(present)
+        self._plant, self._state = Plant(least, most), ControlState(present)
 
     def begin(self, lanes: int, patience: int, earlier: Mapping[str, Any] | None = None) -> None:
         """lanes: of a worker; earlier: `state` of the session that this one goes on with."""
         self._plant = replace(self._plant, lanes=lanes, patience=patience)
         if earlier:
-            self._state = State(within(Settings(**earlier), self._plant.least, self._plant.most))
+            self._state = ControlState(within(Settings(**earlier), self._plant.least, self._plant.most))
             self._apply()
 
     def take(self, row: Mapping[str, Any]) -> None:

@@ -68,7 +68,7 @@ class Follower:
         self.state = "starting"
         self.problems: dict[str, str] = {}  # by file: what is wrong with it
         self._seen: dict[str, tuple[int, ...]] = {}  # files as they were read
-        self._rows = _Rows(path / METRICS)
+        self._rows = _MetricRows(path / METRICS)
 
     def poll(self) -> News:
         """Look, and read what is new."""
@@ -108,7 +108,7 @@ class Follower:
             return getattr(self, name.removesuffix(".json"))
 
 
-class _Rows:
+class _MetricRows:
     """metrics.jsonl, read once. It only grows, but for a resume, which cuts it back to a checkpoint: by the end and a sum of each
     row it is known which of them still hold."""
 

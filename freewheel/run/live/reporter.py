@@ -28,12 +28,12 @@ from freewheel.run.live.status import (
     FORMAT,
     STATUS,
     Done,
-    Evaluator,
-    Learner,
-    Part,
+    EvaluatorStatus,
+    LearnerStatus,
     Queue,
     Stamp,
     Status,
+    StatusPart,
     boot,
     waits_for_rows,
 )
@@ -135,10 +135,10 @@ class LiveStatus:
             worker: round(max(0, count - earlier.get(worker, count)) / seconds, 2) for worker, count in steps.items()
         }
 
-    def _learner(self, workers: Sequence[WorkerState]) -> Learner:
+    def _learner(self, workers: Sequence[WorkerState]) -> LearnerStatus:
         doing, since = self._meter.doing, self._meter.doing_s
         stack = _stack(sys._current_frames().get(self._main)) if since > LONG else ()
-        return Learner(doing=doing, since_s=since, waits_for=self._waits_for(doing, workers), stack=stack)
+        return LearnerStatus(doing=doing, since_s=since, waits_for=self._waits_for(doing, workers), stack=stack)
 
     def _waits_for(self, doing: str, workers: Sequence[WorkerState]) -> str | None:
         if doing == "wait-data":
@@ -169,22 +169,22 @@ def _told(state: WorkerState, rate: float, *, down: bool) -> WorkerState:
     return state
 
 
-def _evaluator(schedule: EvaluationSchedule | None) -> Evaluator | None:
+def _evaluator(schedule: EvaluationSchedule | None) -> EvaluatorStatus | None:
     if schedule is None or not schedule.active:
         return None
     found = schedule.under_way
     if found is None:
-        return Evaluator(doing="idle")
-    told = Evaluator(
+        return EvaluatorStatus(doing="idle")
+    told = EvaluatorStatus(
         doing="plays", since_s=found.since_s, limit_s=found.limit_s, ended=found.ended, episodes=found.episodes
     )
     call = found.call
     return told if call is None else replace(told, call=call.what, call_s=call.seconds, call_limit_s=call.limit)
 
 
-def _saver(saver: Saver | None) -> Part | None:
+def _saver(saver: Saver | None) -> StatusPart | None:
     found = None if saver is None else saver.under_way
-    return None if found is None else Part(doing=f"writes the checkpoint of step {found[0]:,}", since_s=found[1])
+    return None if found is None else StatusPart(doing=f"writes the checkpoint of step {found[0]:,}", since_s=found[1])
 
 
 class KnownExecutors:
@@ -199,11 +199,11 @@ class KnownExecutors:
         self._made.append((what, executor))
         return executor
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[StatusPart, ...]:
         """Those that are busy. For one thread."""
         now, busy = time.monotonic(), [(what, executor) for what, executor in list(self._made) if executor.busy]
         self._since = {id(executor): self._since.get(id(executor), now) for _, executor in busy}
-        return tuple(Part(doing=what, since_s=now - self._since[id(executor)]) for what, executor in busy)
+        return tuple(StatusPart(doing=what, since_s=now - self._since[id(executor)]) for what, executor in busy)
 
 
 def _stack(frame: FrameType | None) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner:
+class LearnerStatus:
     doing: str  # a kind of core.LEARNER_TIME
     since_s: float
     waits_for: str | None = None
@@ -41,7 +41,7 @@ class Queue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluator:
+class EvaluatorStatus:
     doing: str  # idle or plays
     since_s: float = 0.0
     ended: int = 0
@@ -53,7 +53,7 @@ class Evaluator:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class StatusPart:
     """What goes on beside the learner."""
 
     doing: str
@@ -92,12 +92,12 @@ class Status:
     state: str  # running or ended
     log_every: float
     done: Done = field(metadata=read.PART)
-    learner: Learner
+    learner: LearnerStatus
     queue: Queue
-    evaluator: Evaluator | None
+    evaluator: EvaluatorStatus | None
     workers: tuple[Worker, ...]
-    beside: tuple[Part, ...] = ()  # fits of models in threads or processes of their own
-    saver: Part | None = None  # a checkpoint that is being written in the background
+    beside: tuple[StatusPart, ...] = ()  # fits of models in threads or processes of their own
+    saver: StatusPart | None = None  # a checkpoint that is being written in the background
 
     @property
     def age(self) -> float:

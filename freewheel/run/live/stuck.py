@@ -20,7 +20,7 @@ from freewheel.files import read
 from freewheel.files.lock import FileLock
 from freewheel.metrics.names import SHARES
 from freewheel.run.live.following import state_of
-from freewheel.run.live.status import STATUS, Evaluator, Status, Worker, called, read_status
+from freewheel.run.live.status import STATUS, EvaluatorStatus, Status, Worker, called, read_status
 from freewheel.run.naming import LOCK, SUMMARY
 from freewheel.sinks.words import duration
 
@@ -157,7 +157,7 @@ def _call(status: Status, worker: Worker, activity: Mapping[int, str]) -> str:
     return "; ".join(parts)
 
 
-def _evaluator(found: Evaluator | None) -> str:
+def _evaluator(found: EvaluatorStatus | None) -> str:
     if found is None:
         return "there are no evaluations"
     if found.doing == "idle":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 
-from freewheel.run.schedule.log import Check, Line, Schedule
+from freewheel.run.schedule.log import Check, LogLine, Schedule
 
 AHEAD = 64  # lines that are read before they are needed, so that workers can act meanwhile
 
@@ -17,10 +17,10 @@ class EndOfSchedule(Exception):  # noqa: N818 - not a failure
 class Answers:
     """Each question gets its next answer; lines are read as far as is needed, and `seen` is shown them a little earlier."""
 
-    def __init__(self, schedule: Schedule, seen: Callable[[Line], None] = lambda _: None) -> None:
+    def __init__(self, schedule: Schedule, seen: Callable[[LogLine], None] = lambda _: None) -> None:
         self._lines, self._seen = iter(schedule), seen
-        self._window: deque[Line] = deque()
-        self._collected: deque[int | Line] = deque()  # so many calls that found nothing, or what was found
+        self._window: deque[LogLine] = deque()
+        self._collected: deque[int | LogLine] = deque()  # so many calls that found nothing, or what was found
         self._oldest: deque[int | None] = deque()
         self._checks: deque[Check] = deque()
         self._polls: Counter[int] = Counter()  # by executor
@@ -28,7 +28,7 @@ class Answers:
         self._got: set[tuple[int, int]] = set()  # executor and number of the polls that had a result
         self.end: str | None = None  # why the run ended, as soon as that has been read
 
-    def collect(self) -> Line | None:
+    def collect(self) -> LogLine | None:
         """What was found, or None for nothing."""
         while not self._collected:
             self._open()

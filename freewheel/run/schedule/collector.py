@@ -17,8 +17,8 @@ from freewheel.loop import Source
 from freewheel.pacing.episode_queue import EpisodeOrder
 from freewheel.rollout.factory import RunnerFactory
 from freewheel.run.schedule.answers import Answers
-from freewheel.run.schedule.log import Act, Author, Delivery, Drop, Line, Schedule, Start, checksums
-from freewheel.run.schedule.worker import Order, Part, Performed, ReplayedWorker, joined
+from freewheel.run.schedule.log import Act, Author, Delivery, Drop, LogLine, Schedule, WorkerStart, checksums
+from freewheel.run.schedule.worker import FragmentRequest, Performed, ReplayedWorker, WorkerBeginning, joined
 from freewheel.transport.executors import ProcessExecutor, SerialExecutor, wait_for_any
 
 LOOK = 0.2  # seconds between two looks at all processes, while one is waited for
@@ -33,11 +33,11 @@ class _Player:
 
     def __init__(self, author: Author, acts: int) -> None:
         self.author, self.left = author, acts  # fragments that it has not handed over yet
-        self.start: Start | None = None
+        self.start: WorkerStart | None = None
         self.orders: deque[Act] = deque()  # that wait for their version
         self.done: deque[Performed | FreewheelError] = deque()
         self.loaded: int | None = None  # the version it has
-        self.where: ProcessExecutor[Order, Performed] | SerialExecutor | None = None
+        self.where: ProcessExecutor[FragmentRequest, Performed] | SerialExecutor | None = None
         self.end = ExitStack()
 
     def look(self) -> None:
@@ -101,7 +101,7 @@ class ReplayCollector:
         queued = sum(done.rows for waiting in self._waiting.values() for _, done in waiting)
         return RowCounts(produced=self._produced, queued=queued, dropped=dict(self._dropped))
 
-    def _foresee(self, line: Line) -> None:
+    def _foresee(self, line: LogLine) -> None:
         """A line that will be needed soon."""
         for start in line.starts:
             if start.author in self._players:
@@ -122,7 +122,7 @@ class ReplayCollector:
                 self._begin(player)
             assert player.where is not None, "it has begun"
             snapshot = None if version == player.loaded else self._snapshots[version]
-            player.where.submit(Order(player.orders.popleft(), snapshot))
+            player.where.submit(FragmentRequest(player.orders.popleft(), snapshot))
             if snapshot is not None:
                 player.loaded = version
                 self._loads[version] -= 1
@@ -138,14 +138,14 @@ class ReplayCollector:
         begun = player.start.version
         context = next(table for version, table in reversed(self._contexts) if version <= begun)
         lanes = range(worker * self._lanes, (worker + 1) * self._lanes)
-        part = Part(worker, incarnation, lanes, player.start.first, context, self._order)
+        part = WorkerBeginning(worker, incarnation, lanes, player.start.first, context, self._order)
         build = partial(ReplayedWorker, self._factory, part)
         if self.inline:
             here = build()
             player.where = SerialExecutor(lambda: here, "worker")
             player.end.callback(here.close)
         else:
-            where = ProcessExecutor[Order, Performed](build, f"worker {worker}", nice=0, modules=self.modules)
+            where = ProcessExecutor[FragmentRequest, Performed](build, f"worker {worker}", nice=0, modules=self.modules)
             player.where = player.end.enter_context(where)
         self._playing[player.author] = player
 

@@ -58,7 +58,7 @@ def _checksum(*columns: NDArray) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class WorkerStart:
     """A worker process begins."""
 
     author: Author
@@ -106,14 +106,14 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class LogLine:
     """Answers, in order."""
 
     empty: int = 0  # calls of `collect` that found nothing, before this one
     oldest: tuple[int | None, ...] = ()
     #: Executor, its polls so far, which of the last had a result.
     polls: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
-    starts: tuple[Start, ...] = ()
+    starts: tuple[WorkerStart, ...] = ()
     events: tuple[Act | Drop, ...] = ()
     deliveries: tuple[Delivery, ...] | None = None  # None: this line is about no call of `collect`
     chunks: tuple[tuple[int, Checksums], ...] = ()  # steps and checksums, where the learner's own process acts
@@ -121,7 +121,7 @@ class Line:
     end: str = ""  # why the run ended
 
 
-def as_json(line: Line) -> str:
+def as_json(line: LogLine) -> str:
     """One line of the file."""
     parts: dict[str, Any] = {}
     if line.empty:
@@ -152,14 +152,14 @@ def _event_as_list(event: Act | Drop) -> list[int]:
     return [*event.author, event.version, event.steps, *(event.sums or ()), *event.tickets]
 
 
-def _from_json(text: bytes) -> Line:
+def _from_json(text: bytes) -> LogLine:
     """Raises ValueError, TypeError, KeyError, IndexError or RecursionError if it is no line of ours."""
     parts = json.loads(text)
     check = None
     if "w" in parts:
         turn, version, env_steps = _naturals([parts["t"], parts["v"], parts["s"]], 3)
         check = Check(turn, version, env_steps, str(parts["w"]))
-    return Line(
+    return LogLine(
         empty=_naturals([parts.get("e", 0)], 1)[0],
         oldest=tuple(None if value is None else _naturals([value], 1)[0] for value in parts.get("o", ())),
         polls=tuple((one[0], one[1], one[2:]) for one in _rows(parts.get("p", ()), 2)),
@@ -184,11 +184,11 @@ def _naturals(values: Sequence[Any], least: int) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _start(values: list[int]) -> Start:
+def _start(values: list[int]) -> WorkerStart:
     worker, incarnation, *first = _naturals([*values[:2], *values[3:]], 3)
     if type(values[2]) is not int:
         raise ValueError("a version is a number")
-    return Start((worker, incarnation), values[2], tuple(first))
+    return WorkerStart((worker, incarnation), values[2], tuple(first))
 
 
 def _event(values: tuple[int, ...]) -> Act | Drop:
@@ -237,10 +237,10 @@ class Schedule:
         for line in self._read(self.outline):
             self._outline(line, loaded)
 
-    def __iter__(self) -> Iterator[Line]:
+    def __iter__(self) -> Iterator[LogLine]:
         return self._read(Outline())
 
-    def _read(self, outline: Outline) -> Iterator[Line]:
+    def _read(self, outline: Outline) -> Iterator[LogLine]:
         for text in itertools.islice(read.lines(self._path, LONGEST_LINE), 1, None):
             if not text.endswith(b"\n"):
                 outline.cut = "its last line is not whole"
@@ -254,7 +254,7 @@ class Schedule:
             outline.lines += 1
             yield line
 
-    def _check(self, line: Line) -> None:
+    def _check(self, line: LogLine) -> None:
         """ValueError about numbers that no run of this config can have."""
         workers = [one.author[0] for one in line.starts]
         for event in line.events:
@@ -265,7 +265,7 @@ class Schedule:
         if workers and max(workers) >= self._workers:
             raise ValueError(f"worker {max(workers)} of {self._workers}")
 
-    def _outline(self, line: Line, loaded: dict[Author, int]) -> None:
+    def _outline(self, line: LogLine, loaded: dict[Author, int]) -> None:
         for event in line.events:
             if isinstance(event, Act):
                 self.outline.acts[event.author] += 1

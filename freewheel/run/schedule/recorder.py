@@ -22,7 +22,19 @@ from freewheel.loop import Source
 from freewheel.pacing.episode_queue import RECENT
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import Plan
-from freewheel.run.schedule.log import FILE, FORMAT, Act, Author, Check, Delivery, Drop, Line, Start, as_json, checksums
+from freewheel.run.schedule.log import (
+    FILE,
+    FORMAT,
+    Act,
+    Author,
+    Check,
+    Delivery,
+    Drop,
+    LogLine,
+    WorkerStart,
+    as_json,
+    checksums,
+)
 from freewheel.timeline.parties import WatchedExecutor
 
 WRITE_EVERY = 1.0  # seconds
@@ -38,17 +50,17 @@ def versions() -> dict[str, str]:
     return packages | {"torch": torch.__version__, "machine": f"{platform.machine()} {platform.system()}"}
 
 
-class Recorder:
+class ScheduleRecorder:
     """Implements rollout.factory.Recorder. All is called by the learner's thread, except `started`."""
 
     def __init__(self) -> None:
         self.file: ScheduleFile | None = None
         self._about: dict[str, Any] = {}
         self._weights: Callable[[], Snapshot] | None = None
-        self._starts: dict[Author, Start] = {}  # of processes that have not acted yet
+        self._starts: dict[Author, WorkerStart] = {}  # of processes that have not acted yet
         self._tickets: Counter[Author] = Counter()
         self._waiting: dict[int, list[tuple[Transitions[Any], int]]] = {}  # a worker's fragments, and their steps
-        self._began, self._events = list[Start](), list[Act | Drop]()
+        self._began, self._events = list[WorkerStart](), list[Act | Drop]()
         self._empty, self._oldest = 0, list[int | None]()
         self._polls: Counter[int] = Counter()
         self._got: dict[int, list[int]] = {}  # of executors that were polled since the last line
@@ -70,7 +82,7 @@ class Recorder:
     # What workers do.
 
     def started(self, worker: int, incarnation: int, first: Sequence[int], version: int) -> None:
-        self._starts[worker, incarnation] = Start((worker, incarnation), version, tuple(first))
+        self._starts[worker, incarnation] = WorkerStart((worker, incarnation), version, tuple(first))
 
     def acted(
         self, worker: int, incarnation: int, version: int, data: Transitions[Any], tickets: Sequence[int]
@@ -139,9 +151,9 @@ class Recorder:
     def collected(self, chunks: Sequence[Chunk[Any]], *, serial: bool) -> None:
         self._turning = True
         if serial and chunks:
-            self._write(Line(chunks=tuple((len(chunk.data.valid), checksums(chunk.data)) for chunk in chunks)))
+            self._write(LogLine(chunks=tuple((len(chunk.data.valid), checksums(chunk.data)) for chunk in chunks)))
         elif chunks or self._events:
-            self._write(Line(deliveries=tuple(map(self._delivered, chunks))))
+            self._write(LogLine(deliveries=tuple(map(self._delivered, chunks))))
         else:
             self._empty += 1
 
@@ -181,7 +193,7 @@ class Recorder:
         snapshot = self._weights()
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
         check = Check(self._turn, snapshot.version, self._env_steps, checkpoint.fingerprint(params))
-        self._write(Line(check=check, end=end))
+        self._write(LogLine(check=check, end=end))
         now = perf_counter()
         self._checked, self._next_check = snapshot.version, now + (now - began) / SHARE
 
@@ -189,13 +201,13 @@ class Recorder:
         """The run has ended. Weights that an unfinished turn has changed, or may have, are not those of any turn."""
         changed = self._weights is not None and (ended == "failed" or self._weights().version != self._version)
         if self._turning and changed:
-            self._write(Line(end=ended))
+            self._write(LogLine(end=ended))
         else:
             self._check(end=ended)
         if self.file is not None:
             self.file.close()
 
-    def _write(self, line: Line) -> None:
+    def _write(self, line: LogLine) -> None:
         """This line, with everything since the last one."""
         polls = tuple((executor, self._polls[executor], tuple(got)) for executor, got in self._got.items())
         began, events = tuple(self._began), tuple(self._events)
@@ -250,7 +262,7 @@ class ScheduleFile:
 class _Recorded:
     """A collector whose answers are recorded. Implements loop.Source."""
 
-    def __init__(self, collector: Source, recorder: Recorder, *, serial: bool) -> None:
+    def __init__(self, collector: Source, recorder: ScheduleRecorder, *, serial: bool) -> None:
         self._collector, self._recorder, self._serial = collector, recorder, serial
 
     def publish(self, snapshot: Snapshot, done: int) -> None:

@@ -42,7 +42,7 @@ REPORT_EVERY = 2.0  # seconds
 
 
 @dataclass(frozen=True)
-class Replay:
+class ScheduleReplay:
     """How far a recorded run was done again, and whether it was the same."""
 
     path: Path  # of the run
@@ -95,7 +95,7 @@ def replay(
     inline: bool = False,
     hooks: Sequence[object] = (),
     report: Report = silent,
-) -> Replay:
+) -> ScheduleReplay:
     """Let a recorded run learn again; nothing is written into its directory.
 
     out: a new directory for the weights at the end of the replay. inline: environments run in this process, for a debugger.
@@ -112,7 +112,7 @@ def replay(
         machine = planned.config.run.machine
         stack.enter_context(process.learner_threads(machine.threads))
         found = [*find_hooks(planned.config.run.hooks), *find_hooks(hooks)]
-        done = _Replay(saved, planned, until or Until(), found, report)
+        done = _ReplayedRun(saved, planned, until or Until(), found, report)
         return done.run(inline=inline, keep=out is not None)
 
 
@@ -123,7 +123,7 @@ def _plan(saved: SavedRun, name: RunName) -> Plan:
     return arrange(config, survey_env(config), name, device)
 
 
-class _Replay:
+class _ReplayedRun:
     def __init__(self, saved: SavedRun, planned: Plan, until: Until, hooks: Sequence[object], report: Report) -> None:
         self._saved, self._plan, self._until, self._report = saved, planned, until, report
         collector, batch = planned.config.collector, planned.batch
@@ -134,7 +134,7 @@ class _Replay:
         self._turn = self._checks = 0
         self._collector: ReplayCollector | None = None
 
-    def run(self, *, inline: bool, keep: bool) -> Replay:
+    def run(self, *, inline: bool, keep: bool) -> ScheduleReplay:
         planned = self._plan
         self._report(self._title())
         with process.executors(planned) as executors, ExitStack() as stack:
@@ -153,7 +153,7 @@ class _Replay:
                 directory = RunDirectory(planned, self._report)
                 directory.keep()
                 self._save(directory, learner)
-        return Replay(
+        return ScheduleReplay(
             path=self._saved.path,
             difference=difference,
             note=note,

@@ -22,7 +22,7 @@ MOST_NAMED = 4  # lanes in a message
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerBeginning:
     """Which worker process is played, and how it began."""
 
     worker: int
@@ -34,7 +34,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Order:
+class FragmentRequest:
     """The next fragment."""
 
     act: Act
@@ -79,7 +79,7 @@ class _Issued:
 class ReplayedWorker:
     """Plays one worker process. It does what transport/shm/worker.py does, with orders in place of grants."""
 
-    def __init__(self, factory: RunnerFactory, part: Part) -> None:
+    def __init__(self, factory: RunnerFactory, part: WorkerBeginning) -> None:
         self._part, lanes = part, part.lanes
         self._issued = None if part.order is None else _Issued(part.order, len(lanes))
         self._streams = self._episodes(factory.seed)
@@ -97,7 +97,7 @@ class ReplayedWorker:
         tickets = Tickets(self._issued, part.worker, lambda decide, *words: decide(*words))
         return [TicketStream(tickets, place) for place in range(len(part.lanes))]
 
-    def __call__(self, order: Order) -> Performed:
+    def __call__(self, order: FragmentRequest) -> Performed:
         runner, act = self._runner, order.act
         if self._issued is not None:
             self._issued.waiting.extend(act.tickets)

@@ -17,7 +17,7 @@ import numpy as np
 
 from freewheel.core import Array, NDArray
 from freewheel.errors import PeerLostError, SetupError
-from freewheel.transport.learners.place import LOOPBACK, Place
+from freewheel.transport.learners.place import LOOPBACK, RankInfo
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ ENDING = "ending"  # the name of a note
 class Group:
     """Implements learn.spec.Peers."""
 
-    def __init__(self, place: Place, store: Store) -> None:
+    def __init__(self, place: RankInfo, store: Store) -> None:
         self.rank, self.count = place.rank, place.count
         self.why: Callable[[], str] = lambda: ""  # what is known of a learner that is gone
         self.waited_s = 0.0  # for others, in sums and agreements

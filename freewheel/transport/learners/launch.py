@@ -12,7 +12,7 @@ from typing import Self
 
 from freewheel.transport import forkserver
 from freewheel.transport.learners.group import JOIN, Group
-from freewheel.transport.learners.place import Place, open_store
+from freewheel.transport.learners.place import RankInfo, open_store
 
 GRACE = 10.0  # seconds for learners to end after the first one has
 KNOWN = 2.0  # seconds within which it is known how a process has ended
@@ -23,7 +23,7 @@ class Learners:
     """Starts learners 1 to count - 1 on this machine; `group` is that of learner 0. They end with this block, and with this
     process however it ends."""
 
-    def __init__(self, count: int, target: Callable[[Place, bytes], None], message: bytes) -> None:
+    def __init__(self, count: int, target: Callable[[RankInfo, bytes], None], message: bytes) -> None:
         """Each calls target(its place, message) in a process of its own."""
         self._count, self._target, self._message = count, target, message
         self._processes: list[ForkServerProcess] = []
@@ -37,12 +37,12 @@ class Learners:
             forkserver.prepare(PRELOADED)
             undo.callback(self._end)
             for rank in range(1, self._count):
-                place = Place(rank, self._count, rank, self._count, port=port)
+                place = RankInfo(rank, self._count, rank, self._count, port=port)
                 name = f"freewheel-learner-{rank}"
                 process = lifeline.process(self._target, place, self._message, name=name)
                 forkserver.start(process)
                 self._processes.append(process)
-            self.group = Group(Place(0, self._count, 0, self._count, port=port), store)
+            self.group = Group(RankInfo(0, self._count, 0, self._count, port=port), store)
             self.group.why = self.lost
             undo.callback(self.group.close)
             self._held = undo.pop_all()

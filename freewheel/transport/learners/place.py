@@ -22,7 +22,7 @@ VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchru
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """One of `count` learners. `local` of them run on this machine, and this is number `local_rank` of those."""
 
     rank: int
@@ -78,7 +78,7 @@ def receive(store: Store) -> bytes:
     return message
 
 
-def of_torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
+def of_torchrun(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
     """What torchrun has said of this process; None: it was not started by it, or alone."""
     if any(name not in environ for name in VARIABLES):
         return None
@@ -91,4 +91,4 @@ def of_torchrun(environ: Mapping[str, str] = os.environ) -> Place | None:
         raise UsageError(f"{said} are not what torchrun sets: unset them, or start the run by torchrun") from None
     if count <= 1:
         return None
-    return Place(rank, count, local_rank, local, environ["MASTER_ADDR"], port, by_torchrun=True)
+    return RankInfo(rank, count, local_rank, local, environ["MASTER_ADDR"], port, by_torchrun=True)

@@ -33,7 +33,7 @@ TELLS = 0.5  # seconds within which it is known which process has died
 WAKE, VALUE = b"\0", b"\1"
 
 
-class Line:
+class WakePipe:
     """One end of two pipes: a byte wakes the process at the other end, and a value may come with it."""
 
     def __init__(self, receiver: Connection, sender: Connection) -> None:
@@ -66,13 +66,13 @@ class Line:
         self._sender.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Line, (self._receiver, self._sender)
+        return WakePipe, (self._receiver, self._sender)
 
 
-def line() -> tuple[Line, Line]:
+def line() -> tuple[WakePipe, WakePipe]:
     """Both ends."""
     (ours, to), (theirs, back) = Pipe(duplex=False), Pipe(duplex=False)
-    return Line(ours, back), Line(theirs, to)
+    return WakePipe(ours, back), WakePipe(theirs, to)
 
 
 class Barrier:
@@ -85,7 +85,7 @@ class Barrier:
         self._asked = 0.0  # when they were woken last
         self._waiting = False  # for their answers
         self.processes: list[ForkServerProcess] = []
-        self._lines: list[Line] = []
+        self._lines: list[WakePipe] = []
         self._held = ExitStack()
         self._held.enter_context(clock)
         self._lifeline = forkserver.Lifeline()
@@ -119,14 +119,14 @@ class Barrier:
 
     def wake(self) -> list[Any]:
         """What each process answers; None: it has nothing to say."""
-        return self._answers(Line.wake)
+        return self._answers(WakePipe.wake)
 
     def ask(self, values: Sequence[Any]) -> list[Any]:
         """Send each process its value; what each answers."""
         waiting = iter(values)
         return self._answers(lambda line: line.send(next(waiting)))
 
-    def _answers(self, begin: Callable[[Line], None]) -> list[Any]:
+    def _answers(self, begin: Callable[[WakePipe], None]) -> list[Any]:
         here[LANE] = ALL
         self._asked, self._waiting = monotonic(), True
         answers = list[Any]()

@@ -47,7 +47,7 @@ def call_of(phase: str, seed: int, step: int) -> str:
     return f"reset() with seed {seed}" if phase == "reset" else "close()" if phase == "close" else "its constructor"
 
 
-class Place:
+class CallTracker:
     """Written by one process before every call, which costs less than a microsecond. Implements rollout.probe.Watch."""
 
     def __init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from freewheel.core import Array, NDArray
-from freewheel.rollout.recording import MOST_BYTES, Recording
+from freewheel.rollout.recording import MOST_BYTES, EpisodeRecording
 from freewheel.rollout.restoring import LaneStates
 from freewheel.seeding import words_at
 from freewheel.transport.wire import Fragment
@@ -13,7 +13,7 @@ from freewheel.transport.wire import Fragment
 ALL_BYTES = 4 * MOST_BYTES  # of the recordings of all workers
 
 
-class Progress:
+class WorkerProgress:
     """One worker. Fragments come in the order in which they were written; those that were not delivered will be written again."""
 
     def __init__(self, lanes: int, state_size: int, rng: NDArray, context: NDArray, *, workers: int) -> None:
@@ -21,7 +21,7 @@ class Progress:
         self._memory = np.zeros((lanes, state_size), np.float32)
         self._rng: NDArray | None = rng  # as in After; None: not known
         self._contexts = [context] * lanes
-        self._recording = Recording(lanes, min(MOST_BYTES, ALL_BYTES // workers))
+        self._recording = EpisodeRecording(lanes, min(MOST_BYTES, ALL_BYTES // workers))
 
     @property
     def under_way(self) -> NDArray:

@@ -19,7 +19,7 @@ from freewheel.seeding import Position
 from freewheel.transport.shm.memory import NEVER
 from freewheel.transport.wire import Fragment, Wire, WorkerRows
 from freewheel.transport.workers.heartbeats import Heartbeats, Stragglers, kind
-from freewheel.transport.workers.progress import Progress
+from freewheel.transport.workers.progress import WorkerProgress
 from freewheel.transport.workers.roster import Roster
 from freewheel.transport.workers.states import worker_states
 
@@ -52,7 +52,7 @@ class SupervisedWire(Wire):
         self._reported: set[str] = set()
         first = factory.first_worker
         self._progress = [
-            Progress(
+            WorkerProgress(
                 self.lanes,
                 self.state_size,
                 Position(Author(factory.seed, range(0), worker=first + worker).rng().bit_generator.state).packed(),

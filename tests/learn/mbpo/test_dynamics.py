@@ -12,7 +12,7 @@ from torch import Tensor
 
 from freewheel.learn.mbpo.config import Predict
 from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec
-from freewheel.learn.mbpo.prediction import Output, divergence
+from freewheel.learn.mbpo.prediction import EnsembleOutput, divergence
 from freewheel.learn.replay import Columns, pack
 
 SPEC = ModelSpec(Columns(3, 2), 4, (8, 8), "delta", True, True)
@@ -245,7 +245,7 @@ def test_held_out_error_is_the_squared_error_and_not_the_likelihood() -> None:
 def test_disagreement_is_the_mean_divergence_from_the_geometric_mean() -> None:
     """Against torch's own KL divergence, in float64."""
     mean, logvar = torch.randn(2, 2, 50, 3, dtype=torch.float64, generator=rng())
-    one, other = (Output(mean[i], logvar[i], mean[i]) for i in range(2))
+    one, other = (EnsembleOutput(mean[i], logvar[i], mean[i]) for i in range(2))
     first, second = (torch.distributions.Normal(part.mean, (0.5 * part.logvar).exp()) for part in (one, other))
     precision = 0.5 * (first.variance.reciprocal() + second.variance.reciprocal())
     between = 0.5 * (first.mean / first.variance + second.mean / second.variance) / precision

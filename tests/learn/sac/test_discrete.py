@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import BatchSpec
-from freewheel.learn.replay import Minibatch
+from freewheel.learn.replay import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.discrete import DiscreteUpdate
 from freewheel.learn.sac.learner import SAC
@@ -29,7 +29,7 @@ SPEC = PolicySpec(4, "float32", ((0, 3),), ((1, 4),), (), None, "categorical", K
 MASKED = replace(SPEC, obs_size=4 + K, mask=(4, 4 + K))
 
 
-def batch_of(rows: int = ROWS, seed: int = 0, *, masked: bool = False) -> Minibatch:
+def batch_of(rows: int = ROWS, seed: int = 0, *, masked: bool = False) -> ReplayMinibatch:
     rng = torch.Generator().manual_seed(seed)
     obs, next_obs = torch.randn(2, rows, 4, generator=rng)
     discount = 0.95 * (torch.rand(rows, generator=rng) > 0.3).float()
@@ -41,11 +41,14 @@ def batch_of(rows: int = ROWS, seed: int = 0, *, masked: bool = False) -> Miniba
         obs, next_obs = (torch.cat(parts, -1) for parts in zip((obs, next_obs), allowed, strict=True))
     action = torch.multinomial(allowed[0], 1, generator=rng).float()
     weight = 2 * torch.rand(rows, generator=rng) if masked else None
-    return Minibatch(obs, action, reward, discount, next_obs, weight)
+    return ReplayMinibatch(obs, action, reward, discount, next_obs, weight)
 
 
 def update_for(
-    spec: PolicySpec = SPEC, config: SACConfig | None = None, draw: Callable[[], Minibatch] = batch_of, seed: int = 0
+    spec: PolicySpec = SPEC,
+    config: SACConfig | None = None,
+    draw: Callable[[], ReplayMinibatch] = batch_of,
+    seed: int = 0,
 ) -> DiscreteUpdate:
     given = LearnerSpec(policy=spec, batch=BatchSpec(4, 2), seed=seed)
     return DiscreteUpdate(config or SACConfig(), given, draw, generators=[])
@@ -93,7 +96,7 @@ class Formulas(Reference):
     def q(self, critics: Sequence[Sequence[Tensor]], x: Tensor) -> Tensor:
         return torch.stack([self.mlp(c, x[:, 1:4], norm=self.config.critic_norm) for c in critics])
 
-    def step(self, batch: Minibatch) -> None:
+    def step(self, batch: ReplayMinibatch) -> None:
         obs, action, reward, discount, next_obs = (part.double() for part in batch[:5] if part is not None)
         weight = torch.ones(len(obs)) if batch.weight is None else batch.weight
         alpha = self.log_temperature.exp().detach()

@@ -19,7 +19,7 @@ from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Sli
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.learn.pace import Pace
 from freewheel.learn.priority import UNIT, ByError
-from freewheel.learn.replay import Minibatch
+from freewheel.learn.replay import ReplayMinibatch
 from freewheel.learn.replay_learner import BURST, REPORT
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
@@ -168,7 +168,7 @@ def test_updates_come_in_bursts_so_that_rows_are_looked_for() -> None:
 def test_every_update_draws_a_minibatch_of_its_own() -> None:
     drawn = list[torch.Tensor]()
 
-    def spied() -> Minibatch:
+    def spied() -> ReplayMinibatch:
         batch = learner.draw()
         drawn.append(batch.obs)
         return batch

@@ -17,7 +17,7 @@ from torch import Tensor
 from freewheel.core import BatchSpec, Chunk
 from freewheel.errors import UsageError
 from freewheel.learn.moments import RunningMoments
-from freewheel.learn.replay import Minibatch
+from freewheel.learn.replay import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.continuous import ContinuousUpdate
 from freewheel.learn.sac.discrete import DiscreteUpdate
@@ -42,17 +42,17 @@ STATE = ("params", "critics", "targets", "temperature")
 ADAM = ("adam.0.0", "adam.1.0")  # means of gradients
 
 
-def batch_of(rows: int, seed: int, *, discrete: bool) -> Minibatch:
+def batch_of(rows: int, seed: int, *, discrete: bool) -> ReplayMinibatch:
     rng = torch.Generator().manual_seed(seed)
     obs, next_obs = torch.randn(2, rows, 4, generator=rng)
     box, choice = torch.rand(rows, 2, generator=rng) * 2 - 1, torch.randint(3, (rows, 1), generator=rng).float()
     discount = 0.95 * (torch.rand(rows, generator=rng) > 0.3).float()
     reward, weight = torch.randn(rows, generator=rng), 2 * torch.rand(rows, generator=rng)
-    return Minibatch(obs, choice if discrete else box, reward, discount, next_obs, weight)
+    return ReplayMinibatch(obs, choice if discrete else box, reward, discount, next_obs, weight)
 
 
-def rows_of(batch: Minibatch, rows: slice) -> Minibatch:
-    return Minibatch(*(None if part is None else part[rows] for part in batch))  # type: ignore[arg-type]
+def rows_of(batch: ReplayMinibatch, rows: slice) -> ReplayMinibatch:
+    return ReplayMinibatch(*(None if part is None else part[rows] for part in batch))  # type: ignore[arg-type]
 
 
 def without_chance(policy: TensorPolicy) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import BatchSpec
-from freewheel.learn.replay import Minibatch
+from freewheel.learn.replay import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.continuous import ContinuousUpdate
 from freewheel.learn.spec import LearnerSpec
@@ -26,18 +26,21 @@ LINEAR = replace(SPEC, hidden=())
 ROWS = 16
 
 
-def batch_of(rows: int = ROWS, seed: int = 0, *, weighted: bool = False) -> Minibatch:
+def batch_of(rows: int = ROWS, seed: int = 0, *, weighted: bool = False) -> ReplayMinibatch:
     rng = torch.Generator().manual_seed(seed)
     obs, next_obs = torch.randn(2, rows, 4, generator=rng)
     action = torch.rand(rows, 2, generator=rng) * 2 - 1
     discount = 0.95 * (torch.rand(rows, generator=rng) > 0.3).float()
     reward = torch.randn(rows, generator=rng)
     weight = 2 * torch.rand(rows, generator=rng) if weighted else None
-    return Minibatch(obs, action, reward, discount, next_obs, weight)
+    return ReplayMinibatch(obs, action, reward, discount, next_obs, weight)
 
 
 def update_for(
-    spec: PolicySpec = SPEC, config: SACConfig | None = None, draw: Callable[[], Minibatch] = batch_of, seed: int = 0
+    spec: PolicySpec = SPEC,
+    config: SACConfig | None = None,
+    draw: Callable[[], ReplayMinibatch] = batch_of,
+    seed: int = 0,
 ) -> ContinuousUpdate:
     given = LearnerSpec(policy=spec, batch=BatchSpec(4, 2), seed=seed)
     return ContinuousUpdate(config or SACConfig(), given, draw, generators=[])
@@ -52,9 +55,9 @@ def test_a_learned_temperature_begins_where_it_is_told_and_moves_by_the_same_sha
 
 
 def test_every_step_draws_and_losses_are_means_since_they_were_asked() -> None:
-    drawn = list[Minibatch]()
+    drawn = list[ReplayMinibatch]()
 
-    def draw() -> Minibatch:
+    def draw() -> ReplayMinibatch:
         drawn.append(batch_of(seed=len(drawn)))
         return drawn[-1]
 
@@ -90,7 +93,7 @@ class Paper(Reference):
         seen = torch.cat([x[:, 1:4], action], -1)
         return torch.stack([self.mlp(c, seen, norm=self.config.critic_norm).squeeze(-1) for c in critics])
 
-    def step(self, batch: Minibatch, noises: Sequence[Tensor]) -> None:
+    def step(self, batch: ReplayMinibatch, noises: Sequence[Tensor]) -> None:
         obs, action, reward, discount, next_obs = (part.double() for part in batch[:5] if part is not None)
         weight = torch.ones(len(obs)) if batch.weight is None else batch.weight
         x, following = self.scaled(obs), self.scaled(next_obs)

@@ -21,14 +21,14 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.rollout.factory import Timeouts, WorkerSpec
 from freewheel.run.evaluation import players as module
-from freewheel.run.evaluation.episodes import Played, Score, evaluate
+from freewheel.run.evaluation.episodes import EpisodeResult, Score, evaluate
 from freewheel.run.evaluation.players import (
     MOST,
     Cost,
+    EpisodeRequest,
+    EpisodeShare,
     Evaluator,
     InlinePlayer,
-    Order,
-    Part,
     Players,
     ProcessPlayer,
     ProcessPlayers,
@@ -77,12 +77,12 @@ def in_processes() -> Iterator[ProcessPlayers]:
 
 
 def test_processes_side_by_side_score_as_one_process_does(in_processes: ProcessPlayers) -> None:
-    order = Order([Snapshot(0, {}), Snapshot(3, {})], SEED, 3)
+    order = EpisodeRequest([Snapshot(0, {}), Snapshot(3, {})], SEED, 3)
     in_processes.start(order, alone=True)
     assert in_processes.progress == (0, 6)
     assert finished(in_processes) == [expected(0, 3), expected(3, 3)]
     assert len(multiprocessing_children()) == 6, "a player for each episode"
-    in_processes.start(Order([Snapshot(2, {})], SEED, 8), alone=False)
+    in_processes.start(EpisodeRequest([Snapshot(2, {})], SEED, 8), alone=False)
     assert finished(in_processes) == [expected(2, 8)]
 
 
@@ -95,10 +95,10 @@ def multiprocessing_children() -> list[psutil.Process]:
 def test_inline_lanes_score_the_same_and_can_be_given_up(lanes: int, episodes: int) -> None:
     with closing(InlinePlayer(rounds(lanes))) as player:
         crew = Players(lambda: player, world(lanes).spec, lanes, Cost(), in_turn=True)
-        crew.start(Order([Snapshot(1, {})], SEED, episodes), alone=False)
+        crew.start(EpisodeRequest([Snapshot(1, {})], SEED, episodes), alone=False)
         assert crew.poll(0.0) is None, "one step is not all"
         crew.cancel()
-        crew.start(Order([Snapshot(1, {}), Snapshot(0, {})], SEED, episodes), alone=False)
+        crew.start(EpisodeRequest([Snapshot(1, {}), Snapshot(0, {})], SEED, episodes), alone=False)
         assert finished(crew) == [expected(1, episodes), expected(0, episodes)]
 
 
@@ -109,16 +109,16 @@ class Scripted:
         self.lengths, self.log, self.left = lengths, log, 0
         self.stopped = 0
 
-    def begin(self, part: Part) -> None:
+    def begin(self, part: EpisodeShare) -> None:
         assert part.snapshot is not None
         self.part, self.left = part, self.lengths[part.first]
         self.log.append((part.snapshot.version, part.first))
 
-    def poll(self, wait: float) -> list[Played] | FreewheelError | None:
+    def poll(self, wait: float) -> list[EpisodeResult] | FreewheelError | None:
         self.left -= 1
         if self.left:
             return None
-        return [Played(float(self.part.first), self.lengths[self.part.first], True, ())]
+        return [EpisodeResult(float(self.part.first), self.lengths[self.part.first], True, ())]
 
     def stop(self) -> None:
         self.stopped += 1
@@ -132,7 +132,7 @@ class Two(Players):
 def test_a_long_episode_keeps_only_its_own_player_busy() -> None:
     log: list[tuple[int, int]] = []
     crew = Two(lambda: Scripted([9, 1, 1, 1, 1, 1], log), SPEC, 1, Cost(), in_turn=False)
-    crew.start(Order([Snapshot(0, {})], SEED, 6), alone=False)
+    crew.start(EpisodeRequest([Snapshot(0, {})], SEED, 6), alone=False)
     polls = 0
     while (result := crew.poll(0.0)) is None:
         polls += 1
@@ -145,7 +145,7 @@ def test_an_error_ends_the_evaluation_for_all() -> None:
     made = [Scripted([5] * 4, []), Scripted([5] * 4, [])]
     left = iter(made)
     crew = Two(lambda: next(left), SPEC, 1, Cost(), in_turn=False)
-    crew.start(Order([Snapshot(0, {})], SEED, 4), alone=False)
+    crew.start(EpisodeRequest([Snapshot(0, {})], SEED, 4), alone=False)
     assert crew.poll(0.0) is None
     error = EnvError("boom")
     made[1].poll = Mock(return_value=error)  # type: ignore[method-assign]
@@ -205,7 +205,7 @@ def test_a_call_that_hangs_is_ended_by_its_time_out(where: str, call: str, monke
     monkeypatch.setattr(module, "START", 0.6)
     limits = {"construct": 20.0, "reset": 20.0, "step": 20.0, where: 0.5}
     with closing(crew_of(rounds(1, Sleeps, where=where), "Sleeps", **limits)) as crew:
-        crew.start(Order([Snapshot(0, {})], SEED, 1), alone=False)
+        crew.start(EpisodeRequest([Snapshot(0, {})], SEED, 1), alone=False)
         told = f"Sleeps did not return within 0.5 s from {call}; is it waiting for something? --{where}-timeout allows more"
         assert str(finished(crew)) == told
         assert multiprocessing_children() == []
@@ -214,7 +214,7 @@ def test_a_call_that_hangs_is_ended_by_its_time_out(where: str, call: str, monke
 def test_what_an_env_has_started_ends_with_its_player(tmp_path: Path) -> None:
     build = rounds(1, Spawns, where="step", folder=str(tmp_path))
     with closing(crew_of(build, "Spawns", step=0.5)) as crew:
-        crew.start(Order([Snapshot(0, {})], SEED, 1), alone=False)
+        crew.start(EpisodeRequest([Snapshot(0, {})], SEED, 1), alone=False)
         assert "from step 3 of" in str(finished(crew))
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         wait_until(lambda: not any(map(psutil.pid_exists, pids)))
@@ -235,7 +235,7 @@ def test_envs_that_do_not_close_are_ended_together(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(ProcessExecutor, name, noted(name, getattr(ProcessExecutor, name)))
     monkeypatch.setattr(executors, "GRACE", 0.2)
     with closing(crew_of(rounds(1, Sleeps, where="close"), "Sleeps")) as crew:
-        crew.start(Order([Snapshot(0, {})], SEED, 3), alone=True)
+        crew.start(EpisodeRequest([Snapshot(0, {})], SEED, 3), alone=True)
         assert finished(crew) == [expected(0, 3)]
         assert len(multiprocessing_children()) == 3
     assert calls == ["hang_up"] * 3 + ["_end"] * 3
@@ -243,13 +243,13 @@ def test_envs_that_do_not_close_are_ended_together(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_process_that_dies_is_an_error_and_the_next_order_has_another(in_processes: ProcessPlayers) -> None:
-    in_processes.start(Order([Snapshot(0, {})], SEED, 1), alone=False)
+    in_processes.start(EpisodeRequest([Snapshot(0, {})], SEED, 1), alone=False)
     finished(in_processes)
     (child,) = multiprocessing_children()
     os.kill(child.pid, signal.SIGKILL)
-    in_processes.start(Order([Snapshot(1, {})], SEED, 1), alone=False)
+    in_processes.start(EpisodeRequest([Snapshot(1, {})], SEED, 1), alone=False)
     assert str(finished(in_processes)) == "evaluation ended its process (exit code -9)"
-    in_processes.start(Order([Snapshot(1, {})], SEED, 1), alone=False)
+    in_processes.start(EpisodeRequest([Snapshot(1, {})], SEED, 1), alone=False)
     assert finished(in_processes) == [expected(1, 1)]
 
 
@@ -260,7 +260,7 @@ def episode(ret: float, length: int, success: float) -> Episode:
 def test_the_latest_episodes_of_reserved_lanes_are_the_score() -> None:
     played = [[], [episode(1.0, 10, 0.0)], [episode(3.0, 20, 1.0), episode(5.0, 30, 1.0)], []]
     lanes = ReservedLanes(Mock(eval_episodes=Mock(side_effect=played)), episodes=2, measures=("success",))
-    order = Order([Snapshot(4, {})], SEED, 2)
+    order = EpisodeRequest([Snapshot(4, {})], SEED, 2)
     lanes.start(order, alone=False)
     assert (lanes.poll(0.0), lanes.progress) == (None, (0, 2))
     assert lanes.poll(0.0) == [Score((1.0,), (10,), 0, {"success": 0.0})]

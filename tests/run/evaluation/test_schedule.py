@@ -13,7 +13,7 @@ from freewheel.core import Snapshot
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.metrics.meter import Budget
 from freewheel.run.evaluation.episodes import Score
-from freewheel.run.evaluation.players import Order
+from freewheel.run.evaluation.players import EpisodeRequest
 from freewheel.run.evaluation.schedule import CLOSING, Around, Evaluation, EvaluationSchedule
 from freewheel.seeding import closing_seed
 
@@ -33,13 +33,13 @@ class World:
     longest: int = 10
     means: list[float] = field(default_factory=list)  # of scores to come, else 1
     notes: list[str] = field(default_factory=list)
-    orders: list[tuple[float, Order]] = field(default_factory=list)
+    orders: list[tuple[float, EpisodeRequest]] = field(default_factory=list)
     error: FreewheelError | None = None
     cancelled: int = 0
     waits: int = 0
     progress: tuple[int, int] = (7, 20)
 
-    def start(self, order: Order, *, alone: bool) -> None:
+    def start(self, order: EpisodeRequest, *, alone: bool) -> None:
         self.orders.append((self.now, order))
 
     def poll(self, wait: float) -> Sequence[Score] | FreewheelError | None:

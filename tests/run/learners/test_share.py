@@ -14,7 +14,7 @@ from freewheel.run.learners.share import Share, by_torchrun, check_together, des
 from freewheel.run.learners.versions import check_number, never_saved, newest_of_all, remedy
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, arrange
-from freewheel.transport.learners.place import Place
+from freewheel.transport.learners.place import RankInfo
 from tests.support.costs import cost
 from tests.support.runs import IDENTITY
 
@@ -28,8 +28,8 @@ def plan_of(*argv: str) -> Plan:
     return arrange(config, cost(1e-3, 1e-3), RunName(Path("runs"), "shared"), "cpu")
 
 
-def place(rank: int, count: int = 2) -> Place:
-    return Place(rank, count, rank, count)
+def place(rank: int, count: int = 2) -> RankInfo:
+    return RankInfo(rank, count, rank, count)
 
 
 @pytest.mark.parametrize(

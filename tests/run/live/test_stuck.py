@@ -21,7 +21,7 @@ from freewheel.metrics.meter import Meter
 from freewheel.metrics.workers import WorkerState
 from freewheel.run.live import stuck
 from freewheel.run.live.reporter import LiveStatus
-from freewheel.run.live.status import Evaluator, Part, Status, read_status
+from freewheel.run.live.status import EvaluatorStatus, Status, StatusPart, read_status
 from freewheel.run.live.stuck import numbers, why_stuck
 from tests.support.trainers import SMALL_ARGV, wait_until
 from tests.support.warm import Command, Server
@@ -152,12 +152,12 @@ def test_evaluator_fits_and_checkpoints(tmp_path: Path) -> None:
     status = made(tmp_path, "wait-model")
     status = replace(
         status,
-        evaluator=Evaluator(
+        evaluator=EvaluatorStatus(
             doing="plays", since_s=7.0, ended=3, episodes=20, limit_s=60.0,
             call="reset() with seed 5", call_s=6.0, call_limit_s=60.0,
         ),
-        beside=(Part(doing="model", since_s=65.0),),
-        saver=Part(doing="writes the checkpoint of step 1,000", since_s=2.5),
+        beside=(StatusPart(doing="model", since_s=65.0),),
+        saver=StatusPart(doing="writes the checkpoint of step 1,000", since_s=2.5),
     )  # fmt: skip
     told = told_of(tmp_path / "it", status)
     assert "verdict     the learner waits for the fit of a model, which goes on beside it, for 9.0 s" in told

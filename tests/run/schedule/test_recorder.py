@@ -15,25 +15,36 @@ from freewheel.errors import FileError
 from freewheel.run.schedule import log
 from freewheel.run.schedule import recorder as recording
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
-from freewheel.run.schedule.log import Act, Check, Checksums, Delivery, Drop, Line, Schedule, Start, as_json, checksums
-from freewheel.run.schedule.recorder import Recorder
+from freewheel.run.schedule.log import (
+    Act,
+    Check,
+    Checksums,
+    Delivery,
+    Drop,
+    LogLine,
+    Schedule,
+    WorkerStart,
+    as_json,
+    checksums,
+)
+from freewheel.run.schedule.recorder import ScheduleRecorder
 from tests.support.failing_disk import FailingDisk
 
 PACKAGES = dict.fromkeys(("freewheel", "python", "numpy", "torch", "machine"), "")
 HEADER = json.dumps({"schedule": 1, **PACKAGES, "limits": {"steps": 100}}) + "\n"
 LINES = [
-    Line(check=Check(0, 0, 0, "a" * 64)),
-    Line(
+    LogLine(check=Check(0, 0, 0, "a" * 64)),
+    LogLine(
         empty=3,
         oldest=(None, 4),
         polls=((0, 7, (2, 5)),),
-        starts=(Start((1, 2), -1, (4, 5)),),
+        starts=(WorkerStart((1, 2), -1, (4, 5)),),
         events=(Act((1, 2), 3, 4, Checksums(5, 2**32 - 1), (8, 9)), Act((0, 0), 3, 2, None, ()), Drop(1, 0, "stale")),
         deliveries=(Delivery(1, 6, 1),),
     ),
-    Line(chunks=((16, Checksums(1, 2)),), oldest=(7,)),
-    Line(deliveries=()),
-    Line(check=Check(9, 3, 100, "b" * 64), end="steps", empty=2, polls=((0, 9, ()), (1, 1, (1,)))),
+    LogLine(chunks=((16, Checksums(1, 2)),), oldest=(7,)),
+    LogLine(deliveries=()),
+    LogLine(check=Check(9, 3, 100, "b" * 64), end="steps", empty=2, polls=((0, 9, ()), (1, 1, (1,)))),
 ]
 
 
@@ -68,7 +79,7 @@ def test_every_line_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_every_question_gets_its_own_answers_in_order(tmp_path: Path) -> None:
-    seen: list[Line] = []
+    seen: list[LogLine] = []
     answers = Answers(schedule(write(tmp_path, HEADER + "".join(map(as_json, LINES)))), seen.append)
     assert [check.sha256 for check in answers.checks(0)] == ["a" * 64]
     assert [answers.oldest(), answers.oldest(), answers.oldest()] == [None, 4, 7], "read ahead of `collect`"
@@ -148,13 +159,13 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> FailingDisk:
     return FailingDisk(monkeypatch)
 
 
-def begin(recorder: Recorder, folder: Path, say: Callable[[str], None]) -> None:
+def begin(recorder: ScheduleRecorder, folder: Path, say: Callable[[str], None]) -> None:
     recorder.open(folder, say)
     assert recorder.file is not None
     recorder.file.add(HEADER)
 
 
-def act(recorder: Recorder, version: int) -> None:
+def act(recorder: ScheduleRecorder, version: int) -> None:
     """A fragment comes and is dropped, so that there is something to write."""
     data = rows()
     recorder.acted(0, 0, version, data, ())
@@ -169,7 +180,7 @@ def versions(path: Path) -> list[int]:
 
 def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path: Path, failing: FailingDisk) -> None:
     said: list[str] = []
-    recorder = Recorder()
+    recorder = ScheduleRecorder()
     begin(recorder, tmp_path, said.append)
     act(recorder, 0)
     failing.failing = range(10**6)
@@ -188,7 +199,7 @@ def test_a_disk_that_fails_for_long_ends_the_recording_and_that_is_said(
 ) -> None:
     monkeypatch.setattr(recording, "MOST_WAITING", 3)
     said: list[str] = []
-    recorder = Recorder()
+    recorder = ScheduleRecorder()
     begin(recorder, tmp_path, said.append)
     act(recorder, 0)
     failing.failing = range(10**6)
@@ -208,7 +219,7 @@ def test_a_disk_that_fails_for_long_ends_the_recording_and_that_is_said(
 
 def test_tickets_that_nobody_has_seen_end_the_recording(tmp_path: Path) -> None:
     said: list[str] = []
-    recorder = Recorder()
+    recorder = ScheduleRecorder()
     begin(recorder, tmp_path, said.append)
     recorder.acted(0, 0, 0, rows(), [2, *[-1] * 14, 5, 7])
     recorder.acted(0, 0, 0, rows(), [20, *range(16)])

@@ -15,8 +15,8 @@ import freewheel
 from freewheel.cli.main import main
 from freewheel.errors import SetupError
 from freewheel.run.saved import open_run
-from freewheel.run.schedule.log import Act, Line, Schedule
-from freewheel.run.schedule.replay import Replay, Until, replay
+from freewheel.run.schedule.log import Act, LogLine, Schedule
+from freewheel.run.schedule.replay import ScheduleReplay, Until, replay
 from freewheel.run.trainer import Result
 from freewheel.seeding import training_episodes
 from tests.support.replay_worlds import Curriculum
@@ -34,7 +34,7 @@ def record(folder: Path, env: str = UNEVEN, **options: Any) -> Result:
     return train(folder, env, record_schedule=True, **small | options)
 
 
-def lines(run: Path) -> list[Line]:
+def lines(run: Path) -> list[LogLine]:
     return list(Schedule(run / "schedule.jsonl", workers=64, most_steps=1000))
 
 
@@ -43,7 +43,7 @@ def order(run: Path) -> list[int]:
     return [delivery.worker for line in lines(run) for delivery in line.deliveries or ()]
 
 
-def assert_identical(result: Result, found: Replay) -> None:
+def assert_identical(result: Result, found: ScheduleReplay) -> None:
     assert (found.difference, found.note) == ("", "")
     assert found.weights_sha256 == result.summary["weights_sha256"]
     assert (found.env_steps, found.updates) == (result.summary["env_steps"], result.summary["updates"])

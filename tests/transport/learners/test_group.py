@@ -16,7 +16,7 @@ from freewheel.errors import PeerLostError, SetupError, UsageError
 from freewheel.transport.learners import group as module
 from freewheel.transport.learners.group import Group
 from freewheel.transport.learners.launch import how
-from freewheel.transport.learners.place import Place, of_torchrun, open_store, receive, send
+from freewheel.transport.learners.place import RankInfo, of_torchrun, open_store, receive, send
 
 LIMIT = 20.0
 
@@ -25,7 +25,7 @@ LIMIT = 20.0
 def groups(count: int) -> Iterator[list[Group]]:
     """Of `count` learners that have met."""
     store, port = open_store(LIMIT)
-    places = [Place(rank, count, rank, count, port=port) for rank in range(count)]
+    places = [RankInfo(rank, count, rank, count, port=port) for rank in range(count)]
     stores = [store, *(place.meet(LIMIT) for place in places[1:])]
     with ThreadPoolExecutor(count) as pool:
         met = list(pool.map(Group, places, stores, timeout=LIMIT))
@@ -96,7 +96,7 @@ def test_notes_are_for_all_and_the_first_reason_to_end_counts() -> None:
 
 def test_the_first_learner_sends_its_plan_to_all() -> None:
     store, port = open_store(LIMIT)
-    other = Place(1, 2, 1, 2, port=port).meet(LIMIT)
+    other = RankInfo(1, 2, 1, 2, port=port).meet(LIMIT)
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(receive, other)  # waits
         send(store, b"\x80plan")
@@ -127,13 +127,13 @@ def test_a_learner_that_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 def test_nobody_answers_where_no_learner_is() -> None:
     with pytest.raises(SetupError, match=r"learner 1 cannot reach 127\.0\.0\.1:9"):
-        Place(1, 2, 1, 2, port=9).meet(0.2)
+        RankInfo(1, 2, 1, 2, port=9).meet(0.2)
 
 
 def test_torchrun_says_who_a_process_is() -> None:
     words = "RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=7"
     said = dict(word.split("=") for word in words.split())
-    assert of_torchrun(said) == Place(3, 4, 1, 2, "h", 7, by_torchrun=True)
+    assert of_torchrun(said) == RankInfo(3, 4, 1, 2, "h", 7, by_torchrun=True)
     assert of_torchrun({}) is None
     assert of_torchrun({**said, "RANK": "0", "WORLD_SIZE": "1"}) is None, "one learner is alone"
     assert of_torchrun({name: word for name, word in said.items() if name != "MASTER_PORT"}) is None

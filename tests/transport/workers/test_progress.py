@@ -10,13 +10,13 @@ from freewheel.rollout.recording import UNKNOWN
 from freewheel.rollout.restoring import LaneStates
 from freewheel.seeding import Position, generator, generator_state
 from freewheel.transport.wire import After, Fragment
-from freewheel.transport.workers.progress import Progress
+from freewheel.transport.workers.progress import WorkerProgress
 
 RNG = Position(generator(1).bit_generator.state).packed()
 
 
-def progress(memory: int = 0) -> Progress:
-    return Progress(2, memory, RNG, NO_CONTEXT, workers=1)
+def progress(memory: int = 0) -> WorkerProgress:
+    return WorkerProgress(2, memory, RNG, NO_CONTEXT, workers=1)
 
 
 def fragment(
@@ -47,7 +47,7 @@ def at(*numbers: int, rng: NDArray | None = None, memory: int = 0) -> After:
     return After(list(numbers), np.zeros((2, memory), np.float32), rng)
 
 
-def steps(found: Progress) -> list[int]:
+def steps(found: WorkerProgress) -> list[int]:
     recorded: list[int] = np.asarray(LaneStates.from_arrays(found.state()).recording["steps"]).tolist()
     return recorded
 
