@@ -18,14 +18,14 @@ ROOT = Path(__file__).resolve().parents[1]
 ENGINE = ROOT / "freewheel"
 #: Lines of each package at most, and why it is so many. These are the sizes of the day when the packages were made.
 LINES = {
-    "freewheel": (38_100, "what was left when the packages had moved out"),
-    "freewheel_cage2": (2_800, "moved here as it was"),
+    "freewheel": (38_400, "what was left when the packages had moved out, and the processes of lockstep"),
+    "freewheel_cage2": (2_900, "docstrings are sentences, and one assignment has a line"),
     "freewheel_drone": (1_500, "moved here as it was"),
-    "freewheel_lab": (6_100, "moved here as it was"),
-    "freewheel_ray": (3_900, "moved here as it was"),
-    "freewheel_watch": (1_900, "moved here as it was"),
+    "freewheel_lab": (6_500, "docstrings are sentences, and one assignment has a line"),
+    "freewheel_ray": (4_000, "docstrings are sentences, and one assignment has a line"),
+    "freewheel_watch": (2_000, "docstrings are sentences, and one assignment has a line"),
 }
-TOGETHER = (54_100, "the engine and what has moved out of it")
+TOGETHER = (55_100, "the engine and what has moved out of it")
 #: All tests have at most as many lines as the engine and its packages, and these.
 TESTS_BEYOND = (600, "there were 200 more of them when this limit was made, and rules for packages came; it goes to 0")
 FOLDER, HALL = 12, 8  # modules of a folder, and directly in the engine

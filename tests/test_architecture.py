@@ -246,3 +246,14 @@ def test_records_are_small() -> None:
                 if ("dataclass" in kinds or "NamedTuple" in kinds) and len(fields) > MOST_FIELDS:
                     found[node.name] = len(fields)
     assert found == LARGER
+
+
+def test_every_class_has_a_name_of_its_own() -> None:
+    """Also across packages: a name in a traceback or a page means one thing."""
+    named: dict[str, list[str]] = {}
+    for path, tree in PARSED.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef):
+                named.setdefault(node.name, []).append(module_name(path))
+    assert len(named) > 300
+    assert {name: modules for name, modules in named.items() if len(modules) > 1} == {}

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from freewheel.collect.mode import FRAGMENT, MOST_WAITING, WORKERS, Mode, WorkersConfig
+from freewheel.collect.mode import FRAGMENT, WORKERS, Mode
+from freewheel.collect.workers import MOST_WAITING, WorkersConfig
 from freewheel.core import BatchSpec, Collector
 from freewheel.errors import Range
 from freewheel.pacing.one_ahead import OneAhead

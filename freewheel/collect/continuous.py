@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from freewheel.collect import fragments
-from freewheel.collect.mode import FRAGMENT, WORKERS, Mode, WorkersConfig
+from freewheel.collect.mode import FRAGMENT, WORKERS, Mode
+from freewheel.collect.workers import WorkersConfig
 from freewheel.core import BatchSpec, Collector
 from freewheel.errors import POSITIVE, Range, UsageError
 from freewheel.pacing.lag_bound import LagBound

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from freewheel.collect.mode import ENVS, FRAGMENT, LANES, WORKERS, Mode, PlannedWorkers, WorkersConfig, count, divisor
+from freewheel.collect.mode import ENVS, FRAGMENT, LANES, WORKERS, Mode, count
 from freewheel.collect.whole_episodes import SLOTS, STEPS, WholeEpisodes, episode_queue
+from freewheel.collect.workers import PlannedWorkers, WorkersConfig, divisor
 from freewheel.core import Auto, BatchSpec, Collector
 from freewheel.errors import POSITIVE, Range, UsageError
 from freewheel.rollout.factory import CollectSpec, RunnerFactory

@@ -7,15 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from freewheel.collect.mode import MODES
+from freewheel.collect.workers import WorkersConfig
 from freewheel.config import flags
 from freewheel.config.resolve import Config
 from freewheel.core import EnvSpec
+from freewheel.errors import UsageError
 from freewheel.learn.spec import ReplayConfig
 from freewheel.rollout.probe import EnvCost, usable_cores
 
 UPDATES = 4  # that are to fit at least into a run with little time
 #: Rows a second that a learner with a replay buffer takes where it publishes for each few, on a busy machine.
 TAKEN = 500
+PUBLISH_EVERY = 8  # rows between two versions of a policy with a replay buffer, where workers do not wait for it
 SHORTEST = 8  # steps of a lane in an update: advantages are estimated along them
 MEASURED = "default where the learner sets the speed"  # the source of options that follow from what was measured
 KINDS = {"box": "Box actions", "discrete": "Discrete actions"}
@@ -100,3 +104,26 @@ def _most_rows(config: Config, cost: EnvCost) -> float:
         return math.inf
     at_once = max(1, collector.env_processes)
     return 30 * minutes * min(at_once / cost.own, usable_cores() / cost.cpu if cost.cpu > 0 else math.inf)
+
+
+def with_publications(config: Config, spec: EnvSpec) -> Config:
+    """The same with an interval between two versions of the policy that does not grow with the number of workers, where rows
+    come from a replay buffer and workers do not wait for a new version."""
+    learner, steps = config.learner, config.run.steps_per_env
+    free = isinstance(config.collector, WorkersConfig) and not MODES[config.mode].whole_batches
+    chosen = not config.sources.get("num_steps_per_env", "").startswith("algorithm ")  # by the user, or a preset
+    if learner.on_policy or learner.publish_every is not None or not free or chosen or spec.batched_on_device:
+        return config
+    every = min(PUBLISH_EVERY, steps * spec.lanes)
+    return replace(config, learner=replace(learner, publish_every=every))  # type: ignore[type-var] # a dataclass
+
+
+def check_publications(config: Config, rows: int) -> None:
+    """Workers wait for a new version of the policy after S rows: the learner must publish one by then."""
+    every, mode = config.learner.publish_every, MODES[config.mode]
+    if every is None or not isinstance(config.collector, WorkersConfig):
+        return
+    if every > rows or (every < rows and mode.whole_batches):
+        most = "has to be" if mode.whole_batches else "can be at most"
+        size = f"--num-steps-per-env × envs = {rows}"
+        raise UsageError(f"{config.algo}.publish_every {every} {most} {size} in mode {config.mode}; leave it out")

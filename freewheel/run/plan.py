@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from freewheel.collect.mode import MODES, WorkersConfig, require_room, worker_cores
-from freewheel.config.auto import kind_of, lighter, settle, sooner
+from freewheel.collect.mode import MODES
+from freewheel.collect.workers import WorkersConfig, require_room, worker_cores
+from freewheel.config.auto import check_publications, kind_of, lighter, settle, sooner, with_publications
 from freewheel.config.resolve import DEFAULT_STEPS, Config
 from freewheel.core import BatchSpec, EnvSpec, Snapshot
 from freewheel.envs.family import imported_by_workers
@@ -45,7 +46,6 @@ from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
 
 NICE = 5  # how much lower the priority of workers that compute is, where more of them than cores run
-PUBLISH_EVERY = 8  # rows between two versions of a policy with a replay buffer, where workers do not wait for it
 
 Report: TypeAlias = Callable[[str], None]
 
@@ -302,7 +302,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     spec.check_context(config.run.contexts)
     init = _initial_weights(config)
     given, fitted = sooner(config if init is None else _as_in(config, init), cost)
-    config = _with_publications(settle(given, spec), spec)
+    config = with_publications(settle(given, spec), spec)
     policy = config.policy.resolve(spec)
     planned = Plan(config, spec, policy, name, device, init, cost, tuple(remarks))
     if (threads := config.run.machine.threads) > usable_cores():
@@ -314,7 +314,7 @@ def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
     _check_weights(config, policy, init)
     planned = keeping_up(planned, lighter(given, config))
     planned = replace(planned, remarks=(*remarks, *fitted, *config.collector.size_notes(planned.batch)))
-    _check_publications(config, planned.batch.rows)
+    check_publications(config, planned.batch.rows)
     _check_recording(config, spec)
     return planned
 
@@ -387,18 +387,6 @@ def survey_env(
     return cost
 
 
-def _with_publications(config: Config, spec: EnvSpec) -> Config:
-    """The same with an interval between two versions of the policy that does not grow with the number of workers, where rows
-    come from a replay buffer and workers do not wait for a new version."""
-    learner, steps = config.learner, config.run.steps_per_env
-    free = isinstance(config.collector, WorkersConfig) and not MODES[config.mode].whole_batches
-    chosen = not config.sources.get("num_steps_per_env", "").startswith("algorithm ")  # by the user, or a preset
-    if learner.on_policy or learner.publish_every is not None or not free or chosen or spec.batched_on_device:
-        return config
-    every = min(PUBLISH_EVERY, steps * spec.lanes)
-    return replace(config, learner=replace(learner, publish_every=every))  # type: ignore[type-var] # a dataclass
-
-
 def _simulator(config: Config) -> EnvSpec:
     """The spec of a simulator that steps all lanes at once."""
     if not MODES[config.mode].simulators:
@@ -437,17 +425,6 @@ def _check_weights(config: Config, policy: PolicySpec, init: Checkpoint | None) 
             raise SetupError(f"--init {config.run.init} has another network ({differs}): {remedy}")
     layout = statistics_layout(policy) | head_layout(policy) if policy.module else actor_layout(policy)
     check_weights(layout, init.params, str(init.path / checkpoint.WEIGHTS))
-
-
-def _check_publications(config: Config, rows: int) -> None:
-    """Workers wait for a new version of the policy after S rows: the learner must publish one by then."""
-    every, mode = config.learner.publish_every, MODES[config.mode]
-    if every is None or not isinstance(config.collector, WorkersConfig):
-        return
-    if every > rows or (every < rows and mode.whole_batches):
-        most = "has to be" if mode.whole_batches else "can be at most"
-        size = f"--num-steps-per-env × envs = {rows}"
-        raise UsageError(f"{config.algo}.publish_every {every} {most} {size} in mode {config.mode}; leave it out")
 
 
 def _check_recording(config: Config, spec: EnvSpec) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from threadpoolctl import threadpool_limits
 
-from freewheel.collect.mode import WorkersConfig
+from freewheel.collect.workers import WorkersConfig
 from freewheel.core import Collector, Env, EpisodePrefix, MakeExecutor, NDArray, SeedStream
 from freewheel.envs.lane import Lane
 from freewheel.errors import SIGNALLED, EnvError, SetupError

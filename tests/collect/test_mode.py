@@ -9,7 +9,7 @@ import pytest
 
 from freewheel.collect.batch import BatchConfig
 from freewheel.collect.continuous import ContinuousConfig
-from freewheel.collect.mode import require_room, useful_workers
+from freewheel.collect.workers import require_room, useful_workers
 from freewheel.errors import SetupError, UsageError
 from freewheel.rollout.probe import EnvCost
 from tests.support.costs import cost as cost_of
@@ -86,7 +86,7 @@ def test_a_plan_fits_into_memory(
     cores: Any, monkeypatch: pytest.MonkeyPatch, memory: int, plan: tuple[int, int, int], remarks: list[str]
 ) -> None:
     cores(80)
-    monkeypatch.setattr("freewheel.collect.mode.free_memory", lambda: 8 << 30)
+    monkeypatch.setattr("freewheel.collect.workers.free_memory", lambda: 8 << 30)
     cost = cost_of(1.0, 0.0, memory=memory)
     found = ContinuousConfig().planned(cost)
     assert (found.workers, found.envs_per_worker, found.num_envs) == plan
@@ -96,7 +96,7 @@ def test_a_plan_fits_into_memory(
 
 
 def test_more_than_fits_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("freewheel.collect.mode.free_memory", lambda: 8 << 30)
+    monkeypatch.setattr("freewheel.collect.workers.free_memory", lambda: 8 << 30)
     with pytest.raises(SetupError) as refusal:
         require_room(cost_of(memory=300 << 20), 100, 100)
     assert str(refusal.value) == (

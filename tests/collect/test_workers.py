@@ -10,8 +10,8 @@ import pytest
 from freewheel.collect.batch import BatchConfig
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
-from freewheel.collect.mode import WorkersConfig
 from freewheel.collect.serial import SerialConfig
+from freewheel.collect.workers import WorkersConfig
 from freewheel.core import Collector
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.spec import PolicySpec

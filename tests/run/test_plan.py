@@ -98,7 +98,7 @@ def test_an_environment_is_measured_only_where_a_number_depends_on_it(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "Survey", survey)
-    monkeypatch.setattr("freewheel.collect.mode.usable_cores", lambda: 2)
+    monkeypatch.setattr("freewheel.collect.workers.usable_cores", lambda: 2)
     with pytest.raises(KeyboardInterrupt):
         module.survey_env(from_options(COUNTER, options))
     assert (asked["budget"], asked["hurried"]) == (BUDGET if measured else BRIEF, hurried)

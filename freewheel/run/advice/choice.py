@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from freewheel.collect.mode import MODES, WorkersConfig
+from freewheel.collect.mode import MODES
+from freewheel.collect.workers import WorkersConfig
 from freewheel.config.resolve import AUTO, Config
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.rollout.probe import EnvCost

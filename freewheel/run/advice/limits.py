@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from freewheel.collect.mode import WORKER_MEMORY, WorkersConfig
+from freewheel.collect.workers import WORKER_MEMORY, WorkersConfig
 from freewheel.config.resolve import Config
 from freewheel.core import BatchSpec
 from freewheel.errors import SetupError, UsageError

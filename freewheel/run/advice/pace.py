@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from freewheel.collect.mode import MODES, WorkersConfig
+from freewheel.collect.mode import MODES
 from freewheel.collect.serial import SerialConfig
+from freewheel.collect.workers import WorkersConfig
 from freewheel.config.resolve import Config
 from freewheel.run.advice.policy_times import update_cost
 from freewheel.run.advice.throughput import PolicyTimes, StepTimes, Way, forecast

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any, TypeAlias
 
-from freewheel.collect.mode import MODES, WORKER_MEMORY
+from freewheel.collect.mode import MODES
+from freewheel.collect.workers import WORKER_MEMORY
 from freewheel.config import flags, resolve, vocabulary
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 
-from freewheel.collect.mode import WORKER_MEMORY
+from freewheel.collect.workers import WORKER_MEMORY
 from freewheel.core import Collector, Env
 from freewheel.errors import SetupError
 from freewheel.policies.numpy_actor import make_actor

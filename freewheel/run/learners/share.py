@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from freewheel.collect.mode import ModeConfig, WorkersConfig, count, divisor
+from freewheel.collect.mode import ModeConfig, count
+from freewheel.collect.workers import WorkersConfig, divisor
 from freewheel.config.machine import find_devices
 from freewheel.errors import UsageError
 from freewheel.run.learners.devices import task_beside

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from freewheel.collect import fragments
-from freewheel.collect.mode import FRAGMENT, MOST_WAITING, Mode, PlannedWorkers, WorkersConfig, count, worker_cores
+from freewheel.collect.mode import FRAGMENT, Mode, count
 from freewheel.collect.whole_episodes import SLOTS, STEPS, WholeEpisodes, episode_queue
+from freewheel.collect.workers import MOST_WAITING, PlannedWorkers, WorkersConfig, worker_cores
 from freewheel.core import Auto, BatchSpec, Collector
 from freewheel.errors import POSITIVE, Range, UsageError
 from freewheel.rollout.factory import CollectSpec, RunnerFactory

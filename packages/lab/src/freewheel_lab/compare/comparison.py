@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from freewheel.collect.lockstep import LockstepConfig
-from freewheel.collect.mode import WORKER_MEMORY
+from freewheel.collect.workers import WORKER_MEMORY
 from freewheel.errors import FileError, MeasureError, UsageError
 from freewheel.rollout.probe import usable_cores
 from freewheel.run.advice.pace import AT_ONCE, way_of

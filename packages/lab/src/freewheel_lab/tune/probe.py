@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from freewheel.collect.mode import count, memory_room
+from freewheel.collect.mode import count
+from freewheel.collect.workers import memory_room
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.spec import Services, make_learner

@@ -9,8 +9,9 @@ from math import log2
 from typing import Any
 
 from freewheel.collect.lockstep import LockstepConfig
-from freewheel.collect.mode import ENVS, MODES, WorkersConfig, memory_room
+from freewheel.collect.mode import ENVS, MODES
 from freewheel.collect.serial import SerialConfig
+from freewheel.collect.workers import WorkersConfig, memory_room
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError
 from freewheel.rollout.probe import usable_cores

@@ -15,7 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from freewheel.collect.lockstep import LockstepConfig
-from freewheel.collect.mode import MODES, WorkersConfig, divisor
+from freewheel.collect.mode import MODES
+from freewheel.collect.workers import WorkersConfig, divisor
 from freewheel.config import flags, resolve
 from freewheel.config.resolve import Config
 from freewheel.core import EnvSpec
