@@ -1,4 +1,5 @@
-"""`--seeds`: several runs of one command, their names, their table, their exit code and their end."""
+"""Tests of `--seeds`: several runs of one command, their names, their table, their exit code and
+their end."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_the_quantiles_of_students_t(df: int, quantile: float) -> None:
 
 
 def group(folder: Path, *summaries: dict[str, Any] | None, codes: list[int] | None = None) -> SeedGroup:
-    """Runs that have ended with these summaries."""
+    """Return runs that have ended with these summaries."""
     runs = [SeedRun(seed, folder / f"it-s{seed}", summary=found or {}) for seed, found in enumerate(summaries, 1)]
     for run, code in zip(runs, codes or [0] * len(runs), strict=True):
         run.code = code
@@ -115,12 +116,12 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path, planned: Callable[..., 
     ("argv", "duty", "memory", "count"),
     [
         ("", 1.0, 0, 6),
-        ("", 0.01, 0, 12),  # a run uses half a core at least
+        ("", 0.01, 0, 12),  # a run uses at least half a core
         ("--placement processes", 1.0, 0, 3),
         ("--mode continuous --workers 2", 1.0, 0, 3),
         ("--mode continuous --workers 2", 0.5, 0, 6),
         ("--mode continuous --workers 8 --num-envs 8", 1.0, 0, 1),
-        ("", 1.0, 1 << 30, 2),  # two envs of a gigabyte each, and five are free
+        ("", 1.0, 1 << 30, 2),  # two envs of a gigabyte each, and five gigabytes are free
     ],
 )
 def test_as_many_at_once_as_the_machine_can_serve(
@@ -185,7 +186,7 @@ def test_a_seed_that_fails_is_named_and_leaves_no_litter(
 
 @pytest.mark.system
 def test_an_interrupt_ends_all_runs_in_good_order(tmp_path: Path) -> None:
-    """As from a terminal: SIGINT to the whole group of processes."""
+    """Send SIGINT to the whole group of processes, as a terminal does."""
     runs = tmp_path / "runs"
     argv = [IDENTITY, *SMALL, "--evals", "0", "--steps", "1000000000", "--log-every", "0.05"]
     argv += ["--seeds", "1..3", "--jobs", "2", "--runs-dir", str(runs), "--run", "cut"]

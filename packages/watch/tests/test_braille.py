@@ -1,4 +1,4 @@
-"""Curves of dots: where a point is drawn, and the scale beside it."""
+"""Tests of curves in Braille dots and of their scale."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_a_rising_line_goes_from_the_lower_left_to_the_upper_right() -> None:
     assert [line[:8].strip() for line in shown[:5]] == ["10", "", "5", "", "0"]
     cells = [line[9:].ljust(19) for line in shown[:5]]
     assert ord(cells[4][0]) & 0x40  # the lowest dot of the first column
-    assert ord(cells[0][18]) & 0x08  # the highest of the last
+    assert ord(cells[0][18]) & 0x08  # the highest dot of the last column
     assert (cells[0][0], cells[4][18]) == (" ", " ")
     filled = [[column for column, letter in enumerate(row) if letter != " "] for row in cells]
     assert filled[0][-1] == 18

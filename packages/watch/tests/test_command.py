@@ -1,4 +1,4 @@
-"""The command itself: what it prints, what it refuses, and how it ends."""
+"""Tests of the command itself: its output, its errors, and its end."""
 
 from __future__ import annotations
 

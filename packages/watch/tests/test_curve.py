@@ -1,4 +1,4 @@
-"""Curves stay small however long a run is, and go back with it."""
+"""Tests of curves, which stay small in long runs and can be cut when a run is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may read the page, and what it may do: over a real socket, against the real command."""
+"""Tests of the access to the page, over a real socket and with the real command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 @pytest.fixture
 def known(page: Page) -> Page:
-    """To a browser that has the cookie."""
+    """Return an answer to a browser that has the cookie."""
     if not page.cookie:
         page.enter()
     return page
@@ -43,7 +43,7 @@ def test_a_token_is_exchanged_once_for_a_cookie_that_scripts_and_other_sites_do_
     query = page.address.partition("?")[2]
     assert page.get("/", headers=host).status == 403
     assert page.get("/?token=wrong", headers=host).status == 403
-    assert page.get(f"/?{query}", "HEAD", host).status == 403  # a preview of the link does not use it up
+    assert page.get(f"/?{query}", "HEAD", host).status == 403  # a preview of the link does not use up the token
     assert page.get(f"/events?{query}", headers=host).status == 403
     cookie = page.enter().headers["set-cookie"]
     assert "HttpOnly" in cookie

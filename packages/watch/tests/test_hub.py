@@ -1,4 +1,4 @@
-"""Clients of the hub: what waits for one is bounded, and one that has ended says so."""
+"""Tests of the clients of the hub. Their waiting messages are bounded, and they report their end."""
 
 from __future__ import annotations
 
@@ -90,7 +90,8 @@ def test_there_are_only_so_many_clients(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_it_while_runs_are_still_being_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many folders there are: who reads them looks after each whether it is still wanted."""
+    """A directory may have many folders. The reader checks after each one whether the list is still
+    wanted."""
 
     def reading(directory: Path, over: Callable[[], bool]) -> list[RunEntry]:
         os.kill(os.getpid(), signal.SIGINT)

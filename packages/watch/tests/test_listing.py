@@ -1,4 +1,4 @@
-"""The list of runs: what is told of each, in which order, and how much is read for it."""
+"""Tests of the list of runs: its contents, its order, and how much is read for it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_of_large_metrics_only_the_end_is_read(tmp_path: Path) -> None:
     row = json.dumps({"env_steps": 5}).encode()
     for name in ("a", "b"):
         with (make(tmp_path / name) / "metrics.jsonl").open("wb") as file:
-            file.truncate(1 << 30)  # takes no room on the disk
+            file.truncate(1 << 30)  # a sparse file, which takes no room on the disk
             file.seek(0, os.SEEK_END)
             file.write(b"\n" + row + b"\n")
     tracemalloc.start()

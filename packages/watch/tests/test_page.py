@@ -1,4 +1,4 @@
-"""The page in a real browser, with a real training behind it."""
+"""Tests of the page in a real browser with a real training."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def page(runs: Path) -> Iterator[Page]:
 
 @pytest.fixture(scope="module")
 def window(page: Page, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A browser that has opened the printed address."""
+    """Return a browser that has opened the printed address."""
     with browser(tmp_path_factory.mktemp("browser")) as window:
         window.get(page.address)
         eventually(lambda: text(window, "#name") not in ("", "waiting for a run"))
@@ -79,7 +79,7 @@ def tiles(window: Any) -> dict[str, float | None]:
 
 
 def picture(window: Any, chart: str = "#chart-return") -> str:
-    """The pixels of a chart."""
+    """Return the pixels of a chart."""
     return str(window.execute_script(PICTURE, chart))
 
 
@@ -119,7 +119,7 @@ def curves_move(window: Any) -> None:
 
 
 def numbers_are_those_of_the_rows(window: Any, run: Path) -> None:
-    """What the page shows is a row of metrics.jsonl, number by number."""
+    """Every number on the page is that of a row of metrics.jsonl."""
     shown = tiles(window)
     ledger = {key: int(value) for key, value in window.execute_script(LEDGER)}
     rows = {one["env_steps"]: one for one in rows_in(run)}
@@ -175,7 +175,7 @@ def test_seeds_of_a_group_are_one_curve_with_a_band(window: Any, page: Page) -> 
     resize(window, 1400, 1000)
     visit(window, page, "run=many", "many")
     window.execute_script("document.querySelector('tr.group button').click()")
-    eventually(lambda: texts(window, "#legend span") == ["sweep (3 seeds: mean, least to greatest)"])
+    eventually(lambda: texts(window, "#legend span") == ["sweep (3 seeds: mean, minimum to maximum)"])
     eventually(lambda: picture(window))
     place = "const box = document.querySelector(arguments[0]).getBoundingClientRect(); return [box.left, box.top, box.width]"
     x, y, width = window.execute_script(place, "#chart-return .u-over")
@@ -216,7 +216,7 @@ def test_a_run_with_a_trace_has_a_timeline_in_place_of_shares(window: Any, page:
     (runs / "many" / "timeline.json").unlink(missing_ok=True)
     visit(window, page, "run=many", "many")
     eventually(lambda: not shown(window, "#gantt"))
-    complaints(window)  # of a timeline that is gone, where this test is repeated
+    complaints(window)  # of a timeline that is gone if this test is repeated
     eventually(lambda: shown(window, "#shares canvas"), what="no shares are drawn")
     spans = [Span("step", 60.0 + k, 60.8 + k) for k in range(29)]
     rows = [Row(f"worker {k}", "envs", spans) for k in range(4)]
@@ -257,7 +257,7 @@ ELSEWHERE = "return performance.getEntriesByType('resource').filter((e) => !e.na
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """Runs whose every word is somebody else's, beside one of ours."""
+    """Create runs whose texts are hostile, and one normal run."""
     folder = tmp_path_factory.mktemp("evil") / "runs"
     write_run(folder / "ours", [row(k) for k in range(1, 40)])
     for number, word in enumerate(EVIL):

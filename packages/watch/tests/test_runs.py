@@ -1,4 +1,4 @@
-"""`freewheel runs`: the table and the JSON of runs in any state."""
+"""Tests of `freewheel runs`: the table and the JSON of runs in any state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the server tells: all at first, then what is new; to many at once, and to nobody who does not take it."""
+"""Tests of the server. It sends everything first and then what is new, to many clients, and it
+drops clients that do not read."""
 
 from __future__ import annotations
 
@@ -189,7 +190,7 @@ def test_workers_of_a_run_that_trains_are_told_and_a_trainer_that_says_nothing_i
 
 
 def connected(stack: ExitStack, page: Page, begin: bytes) -> socket.socket:
-    """A connection that has sent this much of a request."""
+    """Open a connection that has sent only this part of a request."""
     link = stack.enter_context(socket.socket())
     link.settimeout(20.0)
     link.connect(("127.0.0.1", page.port))
@@ -198,7 +199,7 @@ def connected(stack: ExitStack, page: Page, begin: bytes) -> socket.socket:
 
 
 def until_closed(link: socket.socket, limit: float = 20.0) -> bool:
-    """Whether it is closed while a byte is sent now and then."""
+    """Return whether the connection is closed while a byte is sent now and then."""
     began = time.monotonic()
     with suppress(OSError):
         while time.monotonic() < began + limit:
@@ -213,7 +214,7 @@ HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 
 @pytest.mark.system
 def test_connections_without_a_whole_request_are_closed_and_keep_nobody_out(page: Page) -> None:
-    """1,100 at once are more than a process may usually have open."""
+    """The test opens 1,100 connections at once, which is more than the usual limit of open files."""
     server = psutil.Process(page.process.pid)
     with ExitStack() as stack, page.events("first") as events:
         until(events, "run")
@@ -222,7 +223,7 @@ def test_connections_without_a_whole_request_are_closed_and_keep_nobody_out(page
         until(events, "alive")
         assert server.num_fds() < 300
         drips = connected(stack, page, HALF)
-        assert until_closed(drips)  # a byte now and then makes no request
+        assert until_closed(drips)  # single bytes do not make a whole request
         assert page.get("/").status == 200
         for link in links:
             with pytest.raises((ConnectionError, AssertionError)):

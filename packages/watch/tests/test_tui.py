@@ -1,4 +1,4 @@
-"""The terminal view: what it shows of runs in any state, on terminals of any size, and how it ends."""
+"""Tests of the terminal view: runs in any state, terminals of any size, and its end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_directory_without_runs_and_then_with_one(tmp_path: Path, monkeypatch:
     make(tmp_path / "runs" / "first")
     assert "first  CartPole-v1  ppo  continuous  seed 3   gone" in shown(view)
     newer = make(tmp_path / "runs" / "second", ROW)
-    assert shown(view).startswith("first")  # what is shown stays, ...
+    assert shown(view).startswith("first")  # the run on the screen stays ...
     with FileLock(newer / ".lock"):
         assert shown(view).startswith("second  CartPole-v1")  # ... until another one runs
 
@@ -148,7 +148,7 @@ def test_it_ends_and_the_terminal_is_as_before(tmp_path: Path, way: str) -> None
             os.write(ours, b"q")
         else:
             process.send_signal(signal.SIGINT)
-        while b"\x1b[?1049l" not in output:  # the screen is the one from before
+        while b"\x1b[?1049l" not in output:  # the previous screen is back
             assert select.select([ours], [], [], 10.0)[0], output
             output += os.read(ours, 65536)
         assert process.wait(10) == 0

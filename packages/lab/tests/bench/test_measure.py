@@ -1,4 +1,5 @@
-"""Measured trainings: the window, what a training that fails says, and one real training."""
+"""Tests of measured trainings: the window, the error of a training that fails, and one real
+training."""
 
 from __future__ import annotations
 
@@ -40,21 +41,22 @@ def test_rates_are_over_the_window_alone() -> None:
     found = _measured(first, last, SUMMARY, lines, 1.5)
     assert (found.window_rows, found.window_s, found.steps_per_s, found.updates_per_s) == (576, 6.0, 96.0, 1.5)
     assert found.episodes_per_s == pytest.approx(96.0 / 40)  # 36 episodes of 40 steps ended in the window
-    assert found.cpu_util == pytest.approx(0.3)  # of the two rows inside
+    assert found.cpu_util == pytest.approx(0.3)  # mean of the two rows inside
     assert (found.memory_mb, found.curve[-1], found.startup_s) == (10.0, (9.0, 576, 9.0), 1.5)
 
 
 def test_a_burst_of_episodes_is_no_faster_than_rows_are_collected() -> None:
-    """100 rows/s are collected all the time, and all are trained on in half a second at the end."""
+    """Rows are collected at 100 per second all the time, but all are trained on in the last half
+    second."""
     burst = _measured([9.4, 64, 1, 4, 80], [9.9, 640, 10, 40, 1520], SUMMARY, [], None)
     assert burst.steps_per_s == pytest.approx(1152.0)
     logged = [line(wall, None, 1.0) | {"produced": int(100 * wall)} for wall in (1.0, 2.0, 4.0, 6.0, 8.0, 10.0)]
     found = _as_collected(burst, logged, 9.9)
     assert found.steps_per_s == pytest.approx(100.0)
-    assert (found.window_rows, found.window_s) == (400, 4.0)  # from 4 s on, when all have begun
+    assert (found.window_rows, found.window_s) == (400, 4.0)  # from second 4 on, when all workers have begun
     assert found.updates_per_s == pytest.approx(18.0 * 100 / 1152)
     steady = _measured([2.0, 64, 1, 4, 80], [8.0, 640, 10, 40, 1520], SUMMARY, [], None)
-    assert _as_collected(steady, logged, 9.9) is steady  # the learner is slower than what is collected
+    assert _as_collected(steady, logged, 9.9) is steady  # the learner is slower than the collection
     assert _as_collected(burst, logged[:1], 9.9) is burst
 
 
@@ -67,7 +69,7 @@ def test_without_an_episode_in_the_window_its_length_is_that_of_earlier_ones() -
 
 
 def start_here(module: str, words: Sequence[str], output: Path) -> Any:
-    """In place of a process of its own: the training has ended when this returns."""
+    """Stands in for a process. The training has ended when this returns."""
     output.touch()
     code = training_main.main([str(os.getpid()), *words])
     return SimpleNamespace(poll=lambda: code)

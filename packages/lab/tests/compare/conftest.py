@@ -1,4 +1,5 @@
-"""Matplotlib opens the files of its fonts before a test looks at what another leaves behind."""
+"""Matplotlib opens its font files here, so that the check for leftovers of a test does not count
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`freewheel compare` from beginning to end, with real trainings that take a moment."""
+"""Tests of the whole command `freewheel compare`, with real trainings that take a moment."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ NO_LICENCE = "RuntimeError: this simulator has no licence for another process"
 
 
 def pretended(order: TrainingRequest, watch: Callable[[Any], None] = lambda _: None) -> Measurement:
-    """In place of a training in a process of its own, as `freewheel_lab.bench.measure.measure` would return it."""
+    """Stands in for a training in a separate process. It returns what
+    `freewheel_lab.bench.measure.measure` would return."""
     order.path.mkdir(parents=True)
     if order.name.startswith("batch"):
         raise MeasureError(f"every worker was given up\n\n{NO_LICENCE}")
@@ -51,7 +52,7 @@ def pretended(order: TrainingRequest, watch: Callable[[Any], None] = lambda _: N
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Trainings are made up, and no pictures are drawn."""
+    """The trainings are made up, and no pictures are drawn."""
     for module in (comparison, measuring):
         monkeypatch.setattr(module, "measure", pretended)
     monkeypatch.setattr(picture, "write", lambda *_, **__: None)

@@ -1,4 +1,5 @@
-"""The report of a comparison: its numbers are those of the rows, it needs no network, and whatever is missing it can be read."""
+"""Tests of the report of a comparison. Its numbers are those of the rows, it needs no network, and
+it can be read even if data is missing."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
 
 class Page(HTMLParser):
-    """The elements of a page: cells of the main table, of the raw rows, and all texts."""
+    """Collects the elements of a page: cells of the main table, cells of the raw rows, and all
+    texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -295,7 +297,14 @@ def test_the_law_is_drawn_as_measured_predicted_and_extrapolated() -> None:
     law, far, dots = (line for line in here.lines if line.label == "continuous")
     assert (law.style, far.style, dots.style) == ("line", "dashed", "dots")
     assert [x for x, _ in dots.points] == [1, 2, 4, 8]
-    assert [x for x, _ in far.points] == [8, 10, 20, 50, 100, 200]  # it begins where the measurements end
+    assert [x for x, _ in far.points] == [
+        8,
+        10,
+        20,
+        50,
+        100,
+        200,
+    ]  # the extrapolation begins where the measurements end
     assert results.scale is not None
     known = {one.workers: one.measured for one in results.scale.points if one.mode == "continuous"}
     assert [rate for _, rate in dots.points] == [one.median for one in known.values() if one is not None]

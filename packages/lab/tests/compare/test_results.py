@@ -1,4 +1,4 @@
-"""compare.json: written and read back as the same value, and refused where it is something else."""
+"""Tests of compare.json. It is read back as the same value, and other contents are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The work of a comparison: the same in every mode, as much as the slowest has time for."""
+"""Tests of the amount of work. It is the same in every mode, and the slowest mode has enough time
+for it."""
 
 from __future__ import annotations
 

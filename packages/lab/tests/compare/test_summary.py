@@ -1,4 +1,4 @@
-"""Figures of a comparison, on made-up numbers with known results."""
+"""Tests of the figures of a comparison, with made-up numbers and known results."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def test_median_spread_speed_up_efficiency_and_time_for_100k_episodes() -> None:
     assert vars(found.episodes_per_s or found) == pytest.approx({"median": 31.0, "low": 30.5, "high": 31.5})
     assert found.time_100k_episodes_s == pytest.approx(100_000 / 31.0)
     assert found.speedup is not None
-    assert found.speedup.median == pytest.approx(3.1)  # 3.1, 3.119, 3.081: repeat by repeat
+    assert found.speedup.median == pytest.approx(3.1)  # 3.1, 3.119 and 3.081 in the three repeats
     assert found.speedup.high == pytest.approx(3150 / 1010)
     assert found.efficiency == pytest.approx(3100 / 4000)
     assert found.lag_max == 2.0
-    assert found.dropped == 0  # what was under way when a training ended is none
+    assert found.dropped == 0  # rows under way at the end of a training are not counted
     assert found.repeats == 3
 
 
@@ -45,7 +45,8 @@ def test_returns_are_compared_when_the_fastest_has_ended() -> None:
     results = summarised(measured())
     assert results.equal_wall_s == pytest.approx(ROWS / 3100 + 0.5)
     returns = {one.mode: one.return_at for one in results.summary}
-    assert (returns["continuous"], returns["sequential"]) == (200.0, 60.0)  # 7.1 of 21 s: the third of ten points
+    assert returns["continuous"] == 200.0
+    assert returns["sequential"] == 60.0  # 7.1 of 21 s, which is the third of ten points
     assert return_at(row("batch", 1, 1000.0), 0.0) is None
 
 

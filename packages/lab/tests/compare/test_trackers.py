@@ -1,4 +1,4 @@
-"""The results of a comparison in trackers: the same figures as compare.json has."""
+"""Tests of the results in trackers, which have the same figures as compare.json."""
 
 from __future__ import annotations
 

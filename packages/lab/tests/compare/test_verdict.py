@@ -1,4 +1,4 @@
-"""The recommendation and the pairs, on made-up numbers."""
+"""Tests of the recommendation and the pairs, with made-up numbers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_one_repeat_has_no_spread_and_a_usual_one_is_assumed() -> None:
 
 
 def test_every_recommendation_has_its_reasons_and_every_pair_its_sentence() -> None:
-    """The sentences of recommendations and pairs for typical results."""
+    """The golden file has the sentences of recommendations and pairs for typical results."""
     usual = measured({**RATES, "continuous": (5000.0,) * 3})
     serial = measured({"lockstep": (3000.0,) * 3, "batch": (2000.0,) * 3})
     apart = tuple(replace(one, dependencies=("a process for each env",)) for one in usual.modes)
@@ -94,7 +94,7 @@ def test_sync_beside_async_and_what_overlap_can_bring() -> None:
 
 
 def on_gpu() -> Results:
-    """A synchronous and an asynchronous mode, each with and without CUDA graphs."""
+    """Return a synchronous and an asynchronous mode, each with and without CUDA graphs."""
     off = {"lockstep, compile off": (1000.0,) * 3, "continuous, compile off": (1300.0,) * 3}
     rates = {"lockstep": (2000.0,) * 3, "continuous": (2400.0,) * 3}
     results = measured({**rates, **off})

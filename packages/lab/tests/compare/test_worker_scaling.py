@@ -1,4 +1,4 @@
-"""The law over numbers of workers, on numbers made by the law itself and on limits that are known."""
+"""Tests of the law over numbers of workers, with numbers from the law itself and with known limits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 2048
 
 
 def trained(mode: str, workers: int, rate: float) -> ResultRow:
-    """A training at this rate whose shares say what `POLICY` says."""
+    """Return a training of this rate whose time shares agree with `POLICY`."""
     wall, total = 20_480 / rate, 20_480
     shares = {
         "worker": {"infer": POLICY.act * total / (workers * wall)},
@@ -31,7 +31,7 @@ def trained(mode: str, workers: int, rate: float) -> ResultRow:
 def measured(
     mode: str, kind: Kind, env: StepTimes, counts: tuple[int, ...], barrier: float = 1.0
 ) -> list[MeasuredPoint]:
-    """What the law makes of this env, as if it had been measured."""
+    """Return the measurements that the law predicts for this env."""
     found = []
     for workers in counts:
         way = way_with(kind, workers, ROWS)
@@ -63,7 +63,7 @@ def test_free_workers_have_the_mean_and_a_barrier_has_the_slowest() -> None:
 def test_workers_pay_until_the_learner_is_the_limit() -> None:
     law = fit(measured("continuous", "free", EVEN, (1, 2)), EVEN, POLICY, cores=10_000)
     most = pays_up_to(law, "free", ROWS)
-    assert 75 <= most <= 90  # 80 workers make four fifths of what the learner takes, 10,000 rows/s
+    assert 75 <= most <= 90  # 80 workers make 80 % of 10,000 rows/s, which the learner accepts
     slow = PolicyTimes(act=5e-5, learn=2.5e-3)  # 400 rows/s: 4 workers
     law = fit([], EVEN, slow, cores=10_000)
     assert 3 <= pays_up_to(law, "free", ROWS) <= 5

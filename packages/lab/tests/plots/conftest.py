@@ -1,4 +1,5 @@
-"""Matplotlib keeps the files of its fonts open; it has opened them before a test looks at what another leaves behind."""
+"""Matplotlib keeps its font files open. It opens them here, so that the check for leftovers of a
+test does not count them."""
 
 from __future__ import annotations
 

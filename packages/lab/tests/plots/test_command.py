@@ -1,4 +1,5 @@
-"""`freewheel plot`: real files from real rows, in the format that was asked for, and one line where that cannot be."""
+"""Tests of `freewheel plot`. It writes files of the requested format from real rows, and prints one
+line if it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Learning curves: groups of seeds, means and bands as computed by hand, and rows that are damaged or missing."""
+"""Tests of learning curves: groups of seeds, means and bands that were computed by hand, and
+damaged or missing rows."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ Points = Sequence[tuple[float, float | None]]
 
 
 def make(folder: Path, points: Points, metric: str = "return_mean", **config: Any) -> Path:
-    """A run directory whose metric has these values at these steps."""
+    """Create a run directory whose metric has these values at these steps."""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"env": "CartPole-v1", "seed": 1, "algo": "ppo", **config}))
     rows = [{"env_steps": x, "wall_s": x / 10, "updates": n, metric: y} for n, (x, y) in enumerate(points)]
@@ -42,7 +43,7 @@ def test_a_band_is_the_mean_and_the_deviation_of_the_seeds(tmp_path: Path) -> No
     second = read(make(tmp_path / "a-s2", [(10, 2.0), (30, 8.0), (40, 9.0)], seed=2))
     (group,) = curves.group([first, second])
     (line,) = curves.chart([group], "steps", "return_mean").lines
-    by_hand = {10: (1.0, 2.0), 20: (3.0, 5.0), 30: (4.0, 8.0), 40: (5.0, 9.0)}  # between points: straight lines
+    by_hand = {10: (1.0, 2.0), 20: (3.0, 5.0), 30: (4.0, 8.0), 40: (5.0, 9.0)}  # linear between points
     assert group.label == "a (2 seeds)"
     assert [x for x, _ in line.points] == list(by_hand)
     assert [y for _, y in line.points] == pytest.approx([mean(both) for both in by_hand.values()])
@@ -69,7 +70,8 @@ def test_a_dot_of_one_run_has_the_deviation_of_its_evaluation(tmp_path: Path) ->
 
 @pytest.mark.parametrize("since", [1, 3])
 def test_evaluations_of_an_earlier_version_have_no_deviation(tmp_path: Path, since: int) -> None:
-    """It noted neither the deviation nor the step, so a run that this version resumed has them for its later rows only."""
+    """An earlier version recorded neither the deviation nor the step. A run that was resumed has
+    them only in its later rows."""
     path = make(tmp_path / "a", [(10, 1.0), (20, 2.0), (30, 3.0)], "eval_return")
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for row in rows[since:]:
@@ -125,7 +127,7 @@ def test_runs_of_the_same_name_in_two_places_can_be_told_apart(tmp_path: Path) -
     ("points", "smooth", "drawn"),
     [
         ([(1, 3.0), (2, 6.0), (3, 0.0), (4, 9.0)], 3, [(1, 3.0), (2, 4.5), (3, 3.0), (4, 5.0)]),
-        ([(1, None), (2, 5.0), (2, 6.0), (3, 7.0)], 1, [(2, 6.0), (3, 7.0)]),  # of rows at one step the newest counts
+        ([(1, None), (2, 5.0), (2, 6.0), (3, 7.0)], 1, [(2, 6.0), (3, 7.0)]),  # the newest row of a step counts
     ],
 )
 def test_smoothing_is_the_mean_of_the_newest_points(tmp_path: Path, points: Points, smooth: int, drawn: Points) -> None:

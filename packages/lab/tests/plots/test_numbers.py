@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Tests of the formatting of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts in a page: as long, as high and as many as their data, and safe whatever their labels say."""
+"""Tests of charts in a page. Their elements match the data, and no label can break them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ STACKS = StackedBarChart(
 
 
 def drawn(chart: Chart) -> ET.Element:
-    """The chart as XML: well-formed, whatever is in it."""
+    """Return the chart as XML, which is well-formed for any content."""
     return ET.fromstring(f"<div>{svg.draw(chart)}</div>")
 
 
 def all_of(chart: Chart, kind: str) -> list[ET.Element]:
-    """What is drawn of a kind, without the legend."""
+    """Return the drawn elements of a kind, without the legend."""
     return [node for node in drawn(chart).iter() if kind in node.get("class", "").split() and node.tag != "li"]
 
 
@@ -86,7 +86,7 @@ def test_a_band_lies_around_its_line() -> None:
     (band,), (path,) = all_of(chart, "band"), all_of(chart, "line")
     upper, lower = corners(band)[:3], corners(band)[:2:-1]
     for (_, above), (_, y), (_, below) in zip(upper, corners(path), lower, strict=True):
-        assert above <= y <= below  # the axis points down
+        assert above <= y <= below  # the y axis points down
 
 
 def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios() -> None:

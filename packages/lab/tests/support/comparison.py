@@ -1,4 +1,4 @@
-"""Comparisons with made-up numbers, for those who show or judge one."""
+"""This module makes comparisons with made-up numbers for tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LAG = {"sequential": 0.0, "lockstep": 0.0, "batch": 1.0, "continuous": 2.0, "epi
 
 
 def row(mode: str, repeat: int, rate: float, **changed: Any) -> ResultRow:
-    """One training at this rate, whose episodes have 100 steps."""
+    """Return one training of this rate, whose episodes have 100 steps."""
     window_rows = ROWS * (UPDATES - WARM_UP) // UPDATES
     wall = ROWS / rate + 0.5
     shares = {
@@ -56,7 +56,7 @@ def row(mode: str, repeat: int, rate: float, **changed: Any) -> ResultRow:
 
 
 def rows(rates: Mapping[str, Sequence[float]] = RATES) -> tuple[ResultRow, ...]:
-    """All trainings, repeat by repeat."""
+    """Return all trainings, repeat by repeat."""
     return tuple(
         row(mode, repeat, rate)
         for repeat, of_all in enumerate(zip(*rates.values(), strict=True), start=1)
@@ -65,7 +65,7 @@ def rows(rates: Mapping[str, Sequence[float]] = RATES) -> tuple[ResultRow, ...]:
 
 
 def case(mode: str, **changed: Any) -> CaseInfo:
-    """A mode by its name."""
+    """Return the description of a mode."""
     apart = LAG.get(mode, 0.0) > 0
     values: dict[str, Any] = {
         "mode": mode, "title": f"how {mode} collects", "workers": 8 if apart else 1, "envs": 8, "synchronous": not apart,
@@ -76,7 +76,7 @@ def case(mode: str, **changed: Any) -> CaseInfo:
 
 
 def measured(rates: Mapping[str, Sequence[float]] = RATES, **changed: Any) -> Results:
-    """A comparison whose trainings have ended, without a summary."""
+    """Return a comparison whose trainings have ended, without a summary."""
     repeats = len(next(iter(rates.values()), ()))
     values: dict[str, Any] = {
         "env": "CartPole-v1", "algo": "ppo", "command": "freewheel compare CartPole-v1", "created": "2026-01-01T00:00:00+00:00",
@@ -92,12 +92,12 @@ def measured(rates: Mapping[str, Sequence[float]] = RATES, **changed: Any) -> Re
 
 
 def reported(rates: Mapping[str, Sequence[float]] = FIVE, **changed: Any) -> Results:
-    """The same with its summary and its recommendation."""
+    """Return a comparison with its summary and its recommendation."""
     return judged(summarised(measured(rates, **changed)))
 
 
 def full() -> Results:
-    """With everything that a report can show."""
+    """Return a comparison with everything that a report can show."""
     late = [replace(one, dropped={"late": 12, "shutdown": 500}) if one.lag_max else one for one in rows(FIVE)]
     timelines = {mode: made().to_json() for mode in ("lockstep", "continuous")}
     ideal = replace(measured().ideal, steps_per_s=5200.0)
@@ -105,7 +105,7 @@ def full() -> Results:
 
 
 def scale() -> ScalingResults:
-    """Measured with up to 8 workers, extrapolated from there on."""
+    """Return speeds that are measured with up to 8 workers and extrapolated beyond."""
     points, far = [], []
     for mode in ("lockstep", "continuous"):
         for workers in (1, 2, 4, 8, 10, 20, 50, 100, 200):

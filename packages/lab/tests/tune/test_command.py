@@ -1,4 +1,4 @@
-"""`freewheel tune` as a person meets it."""
+"""Tests of the command `freewheel tune` from the user's point of view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file that a tuning writes: read by --config, it is the same plan."""
+"""Tests of the file that a tuning writes. If --config reads it, the plan is the same."""
 
 from __future__ import annotations
 

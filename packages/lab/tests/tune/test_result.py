@@ -1,4 +1,5 @@
-"""What a tuning recommends: the measured better wins, and errors are told."""
+"""Tests of the recommendation of a tuning. The setting that was measured to be better wins, and
+errors are reported."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from packages.lab.tests.tune.test_file import tuned
 
 
 def trial(candidate: TuningCandidate, times: float) -> TuningTrial:
-    """A run that made so many times what was predicted."""
+    """Return a run whose speed is the prediction times this factor."""
     measured: Any = SimpleNamespace(steps_per_s=times * candidate.forecast.rate, lag_mean=1.0, memory_mb=100.0)
     return TuningTrial(candidate, measured)
 

@@ -1,4 +1,5 @@
-"""The search: what is tried, that what a person has decided stays, and which setting comes first."""
+"""Tests of the search: which settings are tried, which options stay fixed, and which setting comes
+first."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ WAITING, BURNING, QUICK = (
 
 
 class Known(PolicyClock):
-    """A policy whose times are known."""
+    """Stands in for a policy whose times are known."""
 
     def __init__(self, learn: float) -> None:
         super().__init__()

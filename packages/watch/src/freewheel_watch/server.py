@@ -107,9 +107,7 @@ def listen(port: int | None) -> socket.socket:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
-        listener.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK
-        )  # connections inherit all of these options
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK)  # connections inherit these options
         try:
             listener.bind((ADDRESS, wanted))
             listener.listen(BACKLOG)

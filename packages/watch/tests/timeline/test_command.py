@@ -1,4 +1,4 @@
-"""The command `freewheel timeline`."""
+"""Tests of the command `freewheel timeline`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, says who waits for whom, and can be zoomed."""
+"""Tests of the page in a real browser. It draws, says who waits for whom, and can be zoomed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freewheel_watch.timeline.page import page
 from tests.support.browser import browser, complaints, eventually
 from tests.support.timelines import made
 
-#: In the canvas, px: rows of 20 with gaps of 4, below an axis of 22 and titles of 18; the learner is above the workers.
+#: Pixels in the canvas: rows of 20 with gaps of 4, below an axis of 22 and titles of 18. The learner is above the workers.
 LEARNER_Y = 22 + 18 + 10
 COLOR = """
 const pixel = document.querySelector("canvas").getContext("2d").getImageData(arguments[0], arguments[1], 1, 1).data;

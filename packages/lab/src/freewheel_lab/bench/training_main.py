@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 FILE = "marks.json"
 FINE = 1000  # upper bound on the number of marks, for a training that learns from a replay buffer
-ONE_THREAD = (
-    "OPENBLAS_NUM_THREADS",
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-)  # the same variables as in `freewheel train`
+ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")  # as in `freewheel train`
 
 
 class UpdateMarks:

@@ -25,7 +25,7 @@ class SeedsOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.jobs is not None and not self.seeds:
-            raise UsageError("--jobs is the number of runs of --seeds at the same time; add --seeds or leave it out")
+            raise UsageError("--jobs is the number of runs of --seeds side by side; add --seeds or leave it out")
 
 
 def _train(own: SeedsOptions, request: CampaignRequest) -> int:

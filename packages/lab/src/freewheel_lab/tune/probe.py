@@ -163,9 +163,7 @@ def _with_benchmarks(found: Probe, budget: float, report: Report) -> Probe:
     with learner_threads(found.config.run.machine.threads):
         snapshot = _snapshot(found.arrange(base))
         for one in shapes:
-            at_once = one.workers * (
-                one.lanes if found.config.env.batched else 1
-            )  # rows that take the time of one step
+            at_once = one.workers * (one.lanes if found.config.env.batched else 1)  # rows in the time of a step
             few = SHORT_ROWS if one.fragment == SHORT else FEWEST_ROWS
             left = MOST_S - (perf_counter() - began) - SURVEY_S
             if found.cost.own * few > seconds * at_once or left < seconds:

@@ -43,7 +43,7 @@ class TimelineOptions:
 def _run(argv: Sequence[str]) -> int:
     from freewheel.config import flags
 
-    names, given = flags.read_argv(argv, flags.option_types(TimelineOptions), answers={"out": "use --html FILE"})
+    names, given = flags.read_argv(argv, flags.option_types(TimelineOptions), answers={"out": "say --html FILE"})
     runs = names or [name for name in given.get("run", ()) if name]
     if len(runs) != 1:
         raise UsageError("which run? freewheel timeline NAME, a directory under runs/")
