@@ -136,8 +136,8 @@ class ComparisonPlan:
             rate = f"about {one.rate:,.0f} steps/s" if one is not None and one.rate else "speed unknown"
             if one is not None and one.forecast is not None:
                 rate += f", waits for {WAITS_FOR[one.forecast.limit]}"
-            lanes = f"{case.workers} x {case.envs // case.workers} envs"
-            found.append(f"  {case.label:<24} {lanes:<14} {clock(self.size.seconds[case.label])} per repeat, {rate}")
+            layout = f"{case.workers} x {case.envs // case.workers} envs"
+            found.append(f"  {case.label:<24} {layout:<14} {clock(self.size.seconds[case.label])} per repeat, {rate}")
         notes = (*self.size.notes, *self.setting.notes)
         trainings = self.request.repeats * len(self.able)
         scale = [WorkerScaling.of(self).line()] if self.request.scale else []

@@ -68,12 +68,12 @@ def _folders(name: str, runs_dir: str) -> list[Path]:
     """Return the run of this name, or the runs NAME-s1, NAME-s2, ... in the order of their seeds."""
     from freewheel.run.naming import find_run
 
-    for place in (Path(runs_dir) / name, Path(name)):
-        if not (place / "config.json").is_file() and place.parent.is_dir():
+    for base in (Path(runs_dir) / name, Path(name)):
+        if not (base / "config.json").is_file() and base.parent.is_dir():
             seeds = [
                 (int(match[1]), path)
-                for path in typed(place.parent).iterdir()
-                if (match := re.fullmatch(re.escape(place.name) + r"-s(\d+)", path.name)) and path.is_dir()
+                for path in typed(base.parent).iterdir()
+                if (match := re.fullmatch(re.escape(base.name) + r"-s(\d+)", path.name)) and path.is_dir()
             ]
             if seeds:
                 return [path for _, path in sorted(seeds)]
@@ -84,8 +84,8 @@ def _outputs(options: PlotOptions, folders: Sequence[Path]) -> list[Path]:
     from freewheel_lab.plots.picture import FORMATS
 
     if not options.out:
-        place = folders[0] if len(folders) == 1 else typed(Path(options.runs_dir))
-        return [(place if place.is_dir() else Path()) / f"curves.{ending}" for ending in FORMATS]
+        base = folders[0] if len(folders) == 1 else typed(Path(options.runs_dir))
+        return [(base if base.is_dir() else Path()) / f"curves.{ending}" for ending in FORMATS]
     path = Path(options.out)
     if path.suffix not in [f".{ending}" for ending in FORMATS]:
         raise UsageError(f"--out must end in .png or .svg, not {options.out}")

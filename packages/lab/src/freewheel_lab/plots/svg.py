@@ -204,8 +204,8 @@ def _stacks(chart: StackedBarChart) -> str:
             width = min(max(share, 0.0) * LINES_WIDTH, LINES_WIDTH - x)
             if width >= 0.3:
                 title = f"<title>{escape(f'{stack.label}: {kind} {percent(share)}')}</title>"
-                place = f'x="{x:.1f}" y="{y + 20}" width="{width:.1f}" height="{THICK + 4}"'
-                parts.append(f'<rect fill="{escape(chart.colours[kind])}" {place}>{title}</rect>')
+                area = f'x="{x:.1f}" y="{y + 20}" width="{width:.1f}" height="{THICK + 4}"'
+                parts.append(f'<rect fill="{escape(chart.colours[kind])}" {area}>{title}</rect>')
             x += width
     keys = (
         f'<li title="{escape(chart.meanings.get(kind, ""))}"><svg class="key" viewBox="0 0 12 12"><rect width="12" height="12" '

@@ -233,7 +233,7 @@ def _table(tuning: Tuning, own: TuneOptions) -> Any:
     from rich.table import Table
 
     from freewheel.run.advice.prospects import WAITS_FOR
-    from freewheel_lab.tune.result import lanes
+    from freewheel_lab.tune.result import workers_and_envs
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     numbers = ("fragment", "predicted/s", "measured/s", "error", "lag", "memory")
@@ -246,7 +246,7 @@ def _table(tuning: Tuning, own: TuneOptions) -> Any:
         table.add_row(
             "->" if one is tuning.chosen else "",
             one.mode,
-            lanes(one).replace(" workers", "").replace(" worker", ""),
+            workers_and_envs(one).replace(" workers", "").replace(" worker", ""),
             "" if one.fragment is None else str(one.fragment),
             f"{one.forecast.rate:,.0f}",
             measured,

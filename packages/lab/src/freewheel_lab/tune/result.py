@@ -121,15 +121,17 @@ class Tuning:
 
 def setting(one: TuningCandidate) -> str:
     """Return a setting as text, such as --mode continuous with 4 workers x 2."""
-    return f"--mode {one.mode} with {lanes(one)}" + (f" in fragments of {one.fragment}" if odd(one) else "")
+    return f"--mode {one.mode} with {workers_and_envs(one)}" + (
+        f" in fragments of {one.fragment}" if has_unusual_fragments(one) else ""
+    )
 
 
-def odd(one: TuningCandidate) -> bool:
+def has_unusual_fragments(one: TuningCandidate) -> bool:
     """Return whether its fragments have an unusual length."""
     return "collection_batch_size" in one.options
 
 
-def lanes(one: TuningCandidate) -> str:
+def workers_and_envs(one: TuningCandidate) -> str:
     """Return its workers and envs as text."""
     envs = one.plan.spec.lanes
     if one.plan.worker_config is None:

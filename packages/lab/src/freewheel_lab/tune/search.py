@@ -156,15 +156,15 @@ def _serial(free: Sequence[str], config: Config, probe: Probe) -> Iterator[dict[
     room = min(_most_lanes(config, probe), memory_room(probe.cost), MOST_TOGETHER)
     cores = usable_cores()
     lanes = _doubling(1, room) if "num_envs" in free else [None]
-    places: Sequence[str | None] = [None]
+    placements: Sequence[str | None] = [None]
     if "placement" in free:
-        places = ["inline", "processes"] if probe.cost.portable and not config.env.batched else ["inline"]
+        placements = ["inline", "processes"] if probe.cost.portable and not config.env.batched else ["inline"]
     for count in lanes:
-        for place in places:
-            many = place == "processes" and probe.cost.computes and (count or 0) > cores
-            if many or (place == "processes" and count == 1):
+        for placement in placements:
+            many = placement == "processes" and probe.cost.computes and (count or 0) > cores
+            if many or (placement == "processes" and count == 1):
                 continue
-            given = {"num_envs": count, "placement": place}
+            given = {"num_envs": count, "placement": placement}
             yield {name: value for name, value in given.items() if value is not None}
 
 

@@ -69,9 +69,9 @@ class MeasuringRounds:
 
     def run(self) -> None:
         """Run all trainings. A signal raises Interrupted when the present training has ended."""
-        for place, job in enumerate(self.jobs, start=1):
+        for position, job in enumerate(self.jobs, start=1):
             if job.case.label not in self.failed:
-                self._one(job, place)
+                self._one(job, position)
 
     def expected(self, job: MeasuringJob) -> float:
         """Return the expected seconds of a training, including start-up."""
@@ -87,7 +87,7 @@ class MeasuringRounds:
             return 0.0
         return max(self.expected(rest[0]) - spent, 0.0) + sum(self.expected(job) for job in rest[1:])
 
-    def _one(self, job: MeasuringJob, place: int) -> None:
+    def _one(self, job: MeasuringJob, position: int) -> None:
         began = time.monotonic()
         row = None
         problem = ""
@@ -105,7 +105,7 @@ class MeasuringRounds:
                 raise Interrupted from None
             problem = str(error).strip()
             self.failed[job.case.label] = problem
-        self.done = place
+        self.done = position
         self.display.ended(self, job, row, problem)
         self.keep()
 
@@ -171,12 +171,12 @@ class ComparisonProgress:
             self._live.update(self._panel(rounds, job, training), refresh=True)
 
     def ended(self, rounds: MeasuringRounds, job: MeasuringJob, row: ResultRow | None, problem: str) -> None:
-        place = f"{rounds.done:3d}/{len(rounds.jobs)}  repeat {job.repeat}  {job.case.label:<12}"
+        prefix = f"{rounds.done:3d}/{len(rounds.jobs)}  repeat {job.repeat}  {job.case.label:<12}"
         if row is None:
-            self.say(f"{place}  failed: {problem.splitlines()[0] if problem else 'no reason was given'}")
+            self.say(f"{prefix}  failed: {problem.splitlines()[0] if problem else 'no reason was given'}")
             return
         started = "" if row.startup_s is None else f"  start-up {row.startup_s:.1f} s"
-        self.say(f"{place}  {row.steps_per_s:>10,.0f} steps/s{started}  eta {clock(rounds.left())}")
+        self.say(f"{prefix}  {row.steps_per_s:>10,.0f} steps/s{started}  eta {clock(rounds.left())}")
 
     def _panel(self, rounds: MeasuringRounds, job: MeasuringJob, training: TrainingProcess) -> Any:
         from rich.console import Group
