@@ -156,7 +156,7 @@ SMALL = [
     Case("train --help max-lag", 0, r"--max-lag"),
     Case("train --help wandb-project-name", 0, r"--wandb-project  "),
     Case("train --help nosuchword", 2, r"nothing in the help of train is about 'nosuchword'; freewheel train --help lists all$"),
-    Case("workflow", 2, r"freewheel workflow needs the word search after it, e.g. freewheel workflow search --dry-run$"),
+    Case("workflow", 2, r"freewheel workflow needs the word search, e.g. freewheel workflow search --dry-run$"),
     Case("learn", 2, r"there is no command 'learn': say freewheel train ENV$"),
     Case("train unfit.py:Agents", 1, r"unfit:Agents has several agents \(PettingZoo\), which is not "),
     Case("train unfit.py:vector", 1, r"unfit:vector is a vector of environments, which is not"),

@@ -21,7 +21,7 @@ SLEEPING = cost_of(1e-2, 5e-4)  # a twentieth of it is computing
 @pytest.fixture
 def cores(monkeypatch: pytest.MonkeyPatch) -> Any:
     def have(count: int) -> None:
-        for module in ("mode", "batch"):
+        for module in ("workers", "batch"):
             monkeypatch.setattr(f"freewheel.collect.{module}.usable_cores", lambda: count)
 
     return have

@@ -103,7 +103,7 @@ def test_workers_have_several_names(flag: str) -> None:
 
 
 def test_the_plan_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("collect.mode", "run.plan"):
+    for module in ("collect.workers", "run.plan"):
         monkeypatch.setattr(f"freewheel.{module}.usable_cores", lambda: 4)
     monkeypatch.setattr("freewheel.run.advice.pace.update_cost", lambda planned: 0.0)
     config = from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9})

@@ -16,6 +16,8 @@ from freewheel.core import Metrics, NDArray
 from tests.support.faulty_worlds import worker
 from tests.support.worlds import Conditioned, Toy
 
+KILLED, REPLACED = "dead", "replaced"  # files: a process was killed, and another one has begun after that
+
 
 class Uneven(Toy):
     """Episodes of 5 to 14 steps with random observations; steps take random times, which no seed sets, up to a millisecond.
@@ -54,15 +56,19 @@ class Uneven(Toy):
 
 
 class Told(Conditioned):
-    """Is told contexts, and killed as Uneven is."""
+    """Receives contexts, and is killed as Uneven is. After a kill the others are slow until a new process has begun."""
 
     def __init__(self, folder: str) -> None:
         super().__init__()
         self.folder = Path(folder)
+        if worker() is not None and (self.folder / KILLED).exists():
+            (self.folder / REPLACED).touch()
 
     def judge(self, action: Any) -> float:
         if worker() is not None:
             be_killed(self.folder)
+            if (self.folder / KILLED).exists() and not (self.folder / REPLACED).exists():
+                time.sleep(0.005)
         return super().judge(action)
 
 
@@ -72,6 +78,7 @@ def be_killed(folder: Path) -> None:
             token.unlink()
         except FileNotFoundError:  # another worker took it
             continue
+        (folder / KILLED).touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

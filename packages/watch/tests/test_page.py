@@ -255,7 +255,7 @@ LISTENER = (
 ELSEWHERE = "return performance.getEntriesByType('resource').filter((e) => !e.name.startsWith(location.origin)).length"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """Create runs whose texts are hostile, and one normal run."""
     folder = tmp_path_factory.mktemp("evil") / "runs"
