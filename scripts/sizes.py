@@ -52,7 +52,8 @@ PARAMETERS = Limit(7, 7)
 
 def packages(root: Path = ROOT) -> dict[str, Path]:
     """The engine and the packages beside it: the folder of each module."""
-    return {folder.name: folder for folder in (root / "freewheel", *sorted(root.glob("packages/*/src/freewheel_*")))}
+    found = [root / "freewheel", *sorted(root.glob("packages/*/src/freewheel_*"))]
+    return {folder.name: folder for folder in found if not folder.suffix}  # an installer leaves NAME.egg-info there
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def have(cost: EnvCost, cores: int = 2) -> None:
         monkeypatch.setattr(module, "survey_env", lambda *_, **__: cost)
-        for place in ("run.plan", "collect.mode", "collect.batch"):
+        for place in ("run.plan", "collect.workers", "collect.batch"):
             monkeypatch.setattr(f"freewheel.{place}.usable_cores", lambda: cores)
 
     return have
