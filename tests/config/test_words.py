@@ -120,7 +120,7 @@ def test_a_slip_in_a_group_of_options_is_not_taken_for_a_word_of_others() -> Non
 @pytest.mark.parametrize(("options", "answer"), [
     ({"policy": "MlpPolicy"}, r'policy in train\(\) is a table of options: .* policy=\{"hidden": ...\}, policy='),
     ({"policy": {"net_arc": [3]}}, r"unknown option policy.net_arc in train\(\); did you mean 'policy.net_arch'\?$"),
-    ({"policy": {"module": lambda spec: spec}}, r"policy.module cannot be .*<lambda>: define the class or function at the top of "),
+    ({"policy": {"module": lambda spec: spec}}, r"policy.module cannot be .*<lambda>: define the class or function at the top"),
     ({"n_envs": 0}, r"n_envs, read as num_envs, must be positive, not 0$"),
     ({"learning_rate": abs}, r'learning_rate in train\(\) takes a value and no function: ppo=\{"lr_schedule": "linear"\} lets'),
     ({"num_workers": 2}, r'num_workers, read as workers, is an option of mode batch, .*; add mode="continuous" or '),
