@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import freewheel
+from freewheel.errors import UsageError
 
 KEYS = {"updates": "updates", "steps": "env_steps"}
 
@@ -31,7 +32,12 @@ def main() -> None:
     order: dict[str, Any] = json.loads(sys.argv[1])  # env, and options as freewheel.train takes them
     with TemporaryDirectory() as folder:
         options = {"evals": 0, "seed": 1, "runs_dir": folder, **order["options"]}
-        result = freewheel.train(order["env"], quiet=True, **options)
+        try:
+            result = freewheel.train(order["env"], quiet=True, **options)
+        except UsageError as error:  # the first release has no such option, and begins its temperature at 1
+            if "sac.first_temperature" not in str(error) or options["sac"].pop("first_temperature") != 1.0:
+                raise
+            result = freewheel.train(order["env"], quiet=True, **options)
         rows = [json.loads(line) for line in (Path(result.path) / "metrics.jsonl").read_text().splitlines()]
     if why := result.summary["graphs_fallback"]:
         raise SystemExit(f"no CUDA graph: {why}")

@@ -178,5 +178,5 @@ def test_whole_runs_learn_apart(tmp_path: Path, device: str, algo: Any, mode: An
 
 def test_a_gpu_that_is_not_here_is_refused(tmp_path: Path) -> None:
     missing = f"cuda:0,cuda:{torch.cuda.device_count()}"
-    with pytest.raises(SetupError, match=r"torch sees only cuda:0.* here; use --device cuda"):
+    with pytest.raises(SetupError, match=r'torch sees only cuda:0.* here; use device="cuda"'):
         freewheel.train(DRONE, device=missing, runs_dir=str(tmp_path), quiet=True)
