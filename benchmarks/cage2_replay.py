@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from benchmarks._common import ROOT
+from packages.cage2.tests.support.cage2_games import DATA
 from packages.cage2.tests.support.cage2_replay import replay
 
 
 def main() -> int:
     """A line a recording; the exit code is 1 if a single step differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    default = ROOT / "tests" / "worlds" / "cage2" / "data" / "official"
+    default = DATA / "official"
     parser.add_argument(
         "folder", type=Path, nargs="?", default=default, help="of .npz recordings (default: the repository's)"
     )
