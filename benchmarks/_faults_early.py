@@ -85,7 +85,7 @@ def _killed_at(folder: Path, rng: random.Random, setup: Any, moment: str) -> dic
     again = ["resume", RUN] if began(trainer) else command
     with Trainer(folder, *again) as trainer:
         back = trainer.await_row(beyond=0 if saved is None else saved.step)
-        if saved is not None and f"going on from step {saved.step:,}" not in trainer.said():
+        if saved is not None and f"continuing from step {saved.step:,}" not in trainer.said():
             raise StuckError("it has not gone on from its newest checkpoint")
         if saved is None and again != command and "begins again" not in trainer.said():
             raise StuckError("it has not begun again")

@@ -1,4 +1,4 @@
-"""Reinforcement learning with acting and learning uncoupled.
+"""Reinforcement learning with acting decoupled from learning.
 
 import freewheel
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from freewheel.sinks.sink import Sink
 
     class Limits(TypedDict, total=False):
-        """When a run ends: at the first of these; and whether code that its files name may be imported."""
+        """The limits of a run, which ends at the first one reached, and consent to import code that its files name."""
 
         steps: int | None
         minutes: float | None
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["Hook", "Policy", "Run", "load", "replay", "resume", "score", "train"]
-_HOMES = {  # what is imported when it is used
+_HOMES = {  # names that are imported at their first use
     "Hook": "freewheel.run.hooks",
     "Policy": "freewheel.run.policy",
     "Run": "freewheel.run.hooks",
@@ -64,21 +64,21 @@ def train(
     trust: bool = False,
     **arguments: Unpack[TrainOptions],
 ) -> Result:
-    """Train an agent, and return its summary and the path of its run directory.
+    """Train an agent; return the summary and the path of its run directory.
 
         result = freewheel.train("Pendulum-v1", algo="sac", mode="continuous", workers=2, steps=20_000, sac={"lr": 1e-3})
 
     env        a Gymnasium id, "package.module:Factory", or a class or function that returns an environment
     quiet      print nothing
-    hooks      your own code that is called during the run: objects like freewheel.Hook, or "package.module:Name"
-    sinks      where else metrics go: names of registered sinks, or objects like freewheel.sinks.sink.Sink
-    options    options by name that have no type here: those of algorithms, modes and worlds of other packages
-    trust      run code that the file of `config` names, though you have not written it
+    hooks      user code to call during the run: objects like freewheel.Hook, or "package.module:Name"
+    sinks      further destinations of metrics: names of registered sinks, or objects like freewheel.sinks.sink.Sink
+    options    options without a type here, by name: those of algorithms, modes and worlds of other packages
+    trust      run code that the file of `config` names, even if another user wrote that file
     arguments  all other options of `freewheel train --help`, with underscores: algo, mode, steps, minutes, episodes, seed,
                num_envs, workers, evals, run, runs_dir, threads, device, env_args={"gravity": 9.8}, ppo={"lr": 1e-3},
                policy={"hidden": [64, 64]}, ...
 
-    However it ends, the run directory is complete then. A failure is raised; Ctrl-C raises KeyboardInterrupt.
+    However training ends, the run directory is complete. A failure is raised; Ctrl-C raises KeyboardInterrupt.
     """
     from freewheel.config.resolve import answers_in_python, from_options
     from freewheel.run.trainer import run
@@ -104,18 +104,18 @@ def resume(
     sinks: Sequence[Sink] = (),
     **limits: Unpack[Limits],
 ) -> Result:
-    """Go on with a run in its own directory, from its newest checkpoint, with the options it has.
+    """Resume a run in its own directory, from its newest checkpoint, with its own options.
 
         freewheel.resume("CartPole-v1-ppo-lockstep", steps=200_000)
 
     run         a name under runs/, a path, what train() returned, or the path of a checkpoint
-    limits      steps, minutes, episodes: new limits of all its sessions together (default: those it has)
-    checkpoint  the step to go back to (default: the newest)
-    env         the environment, where it was defined in a script or a notebook and cannot be found by its name
-    trust       run code that the run names, though it was not made by you on this machine
-    quiet, hooks, sinks   as in train(); hooks and sinks that were given as objects have to be given again
+    limits      steps, minutes, episodes: new limits for all its sessions together (default: unchanged)
+    checkpoint  the step of the checkpoint to resume from (default: the newest)
+    env         the environment, if it was defined in a script or a notebook and cannot be found by its name
+    trust       run code that the run names, even if you did not create the run on this machine
+    quiet, hooks, sinks   as in train(); pass again the hooks and sinks that were objects
 
-    A run that has nothing left to do is not started; the result is that of its end.
+    A run with nothing left to do is not started; its existing result is returned.
     """
     import dataclasses
 
@@ -127,7 +127,7 @@ def resume(
     given: dict[str, Any] = {**limits}
     trust = given.pop("trust", False)
     known = dict.fromkeys(field.name for field in dataclasses.fields(LimitOptions))
-    flags.check_names(given, known, "resume()", dict.fromkeys(all_names(), "a run goes on with the options it has"))
+    flags.check_names(given, known, "resume()", dict.fromkeys(all_names(), "a run continues with the options it has"))
     settings = ResumeSettings(limits=LimitOptions(**given), which=str(checkpoint), env=env, trust=trust)
     again = go_on(run, settings, quiet=quiet, hooks=hooks, sinks=sinks)
     if again.exit_code == 130:
@@ -136,12 +136,12 @@ def resume(
 
 
 def load(run: str | PathLike[str] | Result, which: str | int = "", *, env: Any = None, trust: bool = False) -> Policy:
-    """The trained policy of a run, with `predict`. It needs no environment.
+    """Load the trained policy of a run, with `predict`. It needs no environment.
 
-    `run` is a name under runs/, a path, what train() returned, a checkpoint (RUN@STEP or its path), or a folder that
-    `freewheel export` wrote; `which` weights: best (the usual ones), latest or a step. `env` is the environment it was trained
-    on, needed only for runs saved without their spaces. `trust`: import the network that it names (--policy.module), though it
-    was not saved by you on this machine.
+    `run` is a name under runs/, a path, a train() result, a checkpoint (RUN@STEP or its path), or a folder written by
+    `freewheel export`. `which` weights: best (default), latest or a step. `env`, the training environment, is needed
+    only for runs saved without their spaces. `trust`: import the run's network (--policy.module), even if you did not
+    save it on this machine.
     """
     from freewheel.run.policy import load
 
@@ -157,10 +157,10 @@ def score(
     seed: int | None = None,
     trust: bool = False,
 ) -> Score:
-    """Score greedy episodes of a run; `which` weights: best (the usual ones), latest or a step.
+    """Score greedy episodes of a run. `which` selects the weights: best (default), latest or a step.
 
-    `env` (a class, a function, an id) replaces the run's own environment: one that was defined in a script or a notebook cannot
-    be found again by its name. `trust`: run code that the run names, though it was not made by you on this machine.
+    `env` (a class, a function, an id) replaces the run's environment; it is needed if that was defined in a script or a
+    notebook. `trust`: run code that the run names, even if you did not create the run on this machine.
     """
     import warnings
 
@@ -186,16 +186,16 @@ def replay(
     inline: bool = False,
     trust: bool = False,
 ) -> ScheduleReplay:
-    """Let a run that was recorded (train(..., record_schedule=True)) learn again, bit for bit, perhaps only up to this step.
+    """Repeat the learning of a recorded run (train(..., record_schedule=True)) bit for bit, at most to step `until`.
 
         result = freewheel.replay("runs/CartPole-v1-ppo-continuous")
         print(result.identical, result.difference)
 
     env      as for score()
-    out      a new directory for the weights at the end of the replay; nothing is written into the run
-    hooks    those that were given to train()
-    inline   environments run in this process, so that a debugger can step into them
-    trust    run code that the run names, though it was not made by you on this machine
+    out      a new directory for the weights at the end of the replay; the run itself is not changed
+    hooks    the hooks that were given to train()
+    inline   run environments in this process, so that a debugger can step into them
+    trust    run code that the run names, even if you did not create the run on this machine
     """
     from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The command line, as `freewheel` and as `python -m freewheel`."""
+"""The entry point of `freewheel` and `python -m freewheel`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
-# `python -m` searches the current folder first, whatever lies there. Only where this package is in it, that has to stay so.
+# `python -m` puts the current folder first on the search path. Remove it unless this package comes from there.
 if (
     __name__ == "__main__"
     and __spec__
@@ -23,8 +23,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main() -> int:
-    """Run a command and return its exit code. Signals are quiet from the first import on, and until the process has ended."""
-    atexit.register(_handle, signal.SIG_IGN)  # called last; Python would let a signal kill the process then
+    """Run a command and return its exit code. Signals end the process quietly, even during imports and exit."""
+    atexit.register(_handle, signal.SIG_IGN)  # runs last, when Python would let a signal kill the process
     before = signal.getsignal(signal.SIGINT)
     _handle(lambda number, _: os._exit(128 + number))
     from freewheel.cli.main import main as run_command
@@ -40,12 +40,12 @@ def main() -> int:
     finally:
         leave_soon(code)
     _handle(lambda *_: os._exit(code))
-    gc.freeze()  # or Python would look for garbage among all that torch has made, for a second or more
+    gc.freeze()  # otherwise a last garbage collection over torch's objects takes a second or more
     return code
 
 
 def _handle(handler: Callable[[int, object], None] | signal.Handlers) -> None:
-    """Use this handler for what ends a command; under nohup, SIGHUP stays ignored."""
+    """Use this handler for the signals that end a command; under nohup, SIGHUP stays ignored."""
     for number in SIGNALS:
         if number == signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, handler)

@@ -1,25 +1,25 @@
-"""All exceptions of this package, as one tree; and the ranges of options, outside of which a value is a UsageError.
+"""All exceptions of this package, as one tree, and the valid ranges of options: a value outside is a UsageError.
 
     FreewheelError                exit 1
     ├── UsageError                exit 2   a flag, a file or an argument is wrong: nothing was started
-    ├── ConsentError              exit 2   a file names code to run, and its user has not agreed: nothing was imported
+    ├── ConsentError              exit 2   a file names code to run without the user's consent: nothing was imported
     ├── SetupError                exit 1   a valid request that this machine cannot serve: nothing was started
-    ├── EnvError                  exit 1   the user's environment failed; holds the lane, the place and its own traceback
+    ├── EnvError                  exit 1   the user's environment failed; holds the lane, the place and its traceback
     ├── LedgerError               exit 1   rows were lost or counted twice: a bug in Freewheel
-    ├── FileError                 exit 1   a file is missing, damaged, or holds something else than it should
+    ├── FileError                 exit 1   a file is missing, damaged, or has unexpected content
     │   └── CheckpointError       exit 1   no valid checkpoint on disk
-    ├── CollectorLostError        exit 1   what all workers depend on is gone; what was learned is saved
-    ├── MeasureError              exit 1   a training that was to be measured failed, or took too long
+    ├── CollectorLostError        exit 1   a resource of all workers is gone; learned weights are saved
+    ├── MeasureError              exit 1   the training of a measurement failed, or took too long
     ├── DiskError                 exit 1   the last weights or the summary could not be written
-    ├── DivergedError             exit 1   the learner's numbers are not finite: it learns nothing
-    ├── NothingLearnedError       exit 1   the whole time of a run was over before its first update
-    ├── PeerLostError             exit 1   one of several learners that train together is gone: the others cannot go on
-    └── ObservationError          exit 1   what predict() was given does not fit the policy; also a ValueError
+    ├── DivergedError             exit 1   the learner's numbers are not finite: it no longer learns
+    ├── NothingLearnedError       exit 1   a run reached its limit before its first update
+    ├── PeerLostError             exit 1   one of several learners is gone: the others cannot continue
+    └── ObservationError          exit 1   an argument of predict() does not fit the policy; also a ValueError
 
-The first line of every message says what is wrong and what to do about it.
+The first line of every message states the problem and its remedy.
 
-Exit codes of a run: 0 done; 1 failed; 2 the command is wrong, nothing was started; 3 done, but workers were lost for good;
-128 + the number of a signal that ended it in good order (130 SIGINT, 143 SIGTERM, 129 SIGHUP).
+Exit codes of a run: 0 done; 1 failed; 2 the command is wrong, nothing was started; 3 done, but workers were lost
+permanently; 128 + the number of a signal that ended it cleanly (130 SIGINT, 143 SIGTERM, 129 SIGHUP).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ import re
 import typing
 from collections.abc import Iterable
 
-DONE, FAILED, USAGE, DEGRADED, SIGNALLED = 0, 1, 2, 3, 128  # exit codes; the last is added to a signal's number
+DONE, FAILED, USAGE, DEGRADED, SIGNALLED = 0, 1, 2, 3, 128  # exit codes; a signal's number is added to the last
 
 
-#: Controls, line ends, marks that change the direction of writing, and halves of characters, which cannot be encoded.
+#: Control characters, line ends, marks that change the writing direction, and surrogates, which cannot be encoded.
 ACTING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-LONGEST = 4_000  # characters of a foreign exception's message
+LONGEST = 4_000  # most characters kept of a foreign exception's message
 
 
 class FreewheelError(Exception):
@@ -53,7 +53,7 @@ class UsageError(FreewheelError):
 
 
 class ConsentError(FreewheelError):
-    """A file that this user has not written names code to run, and the user has not agreed to it."""
+    """A file that this user has not written names code to run, and the user has not consented."""
 
     exit_code = 2
 
@@ -67,35 +67,35 @@ class LedgerError(FreewheelError):
 
 
 class FileError(FreewheelError):
-    """A file is missing, damaged, or holds something else than it should."""
+    """A file is missing, damaged, or has unexpected content."""
 
 
 class CheckpointError(FileError):
-    """No valid checkpoint on disk."""
+    """There is no valid checkpoint on disk."""
 
 
 class MeasureError(FreewheelError):
-    """A training that was to be measured failed, or took too long."""
+    """The training of a measurement failed, or took too long."""
 
 
 class DiskError(FreewheelError):
-    """What a run has to leave behind could not be written."""
+    """The last weights or the summary of a run could not be written."""
 
 
 class DivergedError(FreewheelError):
-    """A learner whose updates are skipped, because a number in them is not finite, or whose weights are not."""
+    """The learner's weights are not finite, or its updates are skipped because they contain numbers that are not."""
 
 
 class NothingLearnedError(FreewheelError):
-    """The time, the steps or the episodes of a run were over before its first update."""
+    """A run reached its limit of time, steps or episodes before its first update."""
 
 
 class PeerLostError(FreewheelError):
-    """One of several learners that train together is gone: the others wait for its share of a sum in vain."""
+    """One of several learners that train together is gone: an all-reduce of the others can never complete."""
 
 
 class CollectorLostError(FreewheelError):
-    """What all workers depend on is gone. The learner is as it was, and all that it has learned can be saved."""
+    """A resource of all workers is gone. The learner is intact, and everything it has learned can be saved."""
 
 
 class ObservationError(FreewheelError, ValueError):
@@ -114,27 +114,27 @@ class EnvError(FreewheelError):
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, whatever it does: its own code may raise, and say things that cannot be encoded."""
+    """Return an exception's text, even if its __str__ raises or the text cannot be encoded."""
     try:
         return str(error).encode(errors="backslashreplace").decode()
     except Exception as other:  # noqa: BLE001 - its __str__ is the user's code
-        return f"(its text cannot be had: __str__ raised {type(other).__name__})"
+        return f"(no text: __str__ raised {type(other).__name__})"
 
 
 def printable(text: str, kept: str = "") -> str:
-    """What others have written, for a terminal: characters that cannot be seen, but act on it, are shown by their numbers."""
+    """Make foreign text safe for a terminal: escape invisible characters that act on it, except those in `kept`."""
     return ACTING.sub(lambda one: one[0] if one[0] in kept else one[0].encode("unicode_escape").decode(), text)
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """The beginning and the end of a long text: a message may hold a whole array, or a file."""
+    """Shorten a long text to its beginning and end: a message may hold a whole array or file."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} [... {len(text) - most:,} characters left out ...] {text[-most // 2 :]}"
 
 
 def nearest(name: str, valid: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.6) -> str:
-    """`; did you mean 'x'?` for a misspelt name; else the text `otherwise`, or the list of valid names."""
+    """Return `; did you mean 'x'?` for a misspelt name, else the text `otherwise` or the list of valid names."""
     names = sorted(map(printable, valid))
     match = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
     if match:
@@ -148,10 +148,10 @@ class Range:
 
     least: float = -math.inf
     most: float = math.inf
-    above: float = -math.inf  # they are greater than this
+    above: float = -math.inf  # exclusive lower bound
 
     def misfit(self, value: float) -> str:
-        """What is wrong with this number; empty: nothing."""
+        """Describe why this number is invalid; empty if it is valid."""
         if math.isfinite(value) and self.least <= value <= self.most and value > self.above:
             return ""
         shown, least, most = (_number(number) for number in (value, max(self.least, self.above), self.most))
@@ -169,14 +169,14 @@ def _number(value: float) -> str:
     return f"{int(value):,}" if whole else f"{value}"
 
 
-COUNT = Range(least=1, most=10**12)  # of things that need no memory each
+COUNT = Range(least=1, most=10**12)  # for counts of things that need no memory each
 POSITIVE = Range(above=0, most=1e12)
 SHARE = Range(least=0, most=1)
 SEED = Range(least=0, most=2**63 - 1)
 
 
 def check_ranges(options: typing.Any, prefix: str = "") -> None:
-    """UsageError about the first option of a dataclass that is set and outside of its declared range."""
+    """Raise UsageError for the first option of a dataclass that is set and outside its declared range."""
     for name, flag, allowed in _ranges(typing.cast(typing.Hashable, type(options))):
         value = getattr(options, name)
         for number in value if isinstance(value, tuple) else (value,):
@@ -186,7 +186,7 @@ def check_ranges(options: typing.Any, prefix: str = "") -> None:
 
 @functools.cache
 def _ranges(kind: type[typing.Any]) -> tuple[tuple[str, str, Range], ...]:
-    """The fields of a dataclass that have a range: their names, and those of their options."""
+    """Return the names, option names and ranges of the dataclass fields that have a range."""
     flags = {field.name: field.metadata.get("flag", field.name) for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind, include_extras=True)
     found = ((name, part) for name in flags for part in typing.get_args(hints[name])[1:] if isinstance(part, Range))

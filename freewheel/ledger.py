@@ -1,4 +1,4 @@
-"""The ledger: every row is accounted for, produced = trained + queued + open + dropped, exactly, or the run stops."""
+"""The ledger checks that every row is accounted for: produced = trained + queued + open + dropped, or the run stops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Drops:
 
 
 def total(*accounts: RowCounts) -> RowCounts:
-    """The sum of the accounts, whether or not they balance."""
+    """Return the sum of the accounts, whether or not they balance."""
     drops = Drops()
     for account in accounts:
         for cause, rows in account.dropped.items():
@@ -40,7 +40,7 @@ def total(*accounts: RowCounts) -> RowCounts:
 
 
 def balance(*accounts: RowCounts) -> RowCounts:
-    """The sum of the accounts; raises unless every row produced is found in exactly one place."""
+    """Return the sum of the accounts; LedgerError unless every produced row is in exactly one place."""
     rows = total(*accounts)
     found = rows.trained + rows.queued + rows.open + sum(rows.dropped.values())
     negative = any(min(one.produced, one.trained, one.queued, one.open) < 0 for one in accounts)
@@ -50,10 +50,10 @@ def balance(*accounts: RowCounts) -> RowCounts:
 
 
 def settle(*accounts: RowCounts) -> RowCounts:
-    """The sum of the accounts at the end of a run: rows that are still open or queued are dropped."""
+    """Return the sum of the accounts at the end of a run: rows that are still open or queued are dropped."""
     rows = balance(*accounts)
     unused = rows.queued + rows.open
-    shutdown = rows.dropped.get("shutdown", 0) + unused  # those of an earlier session included
+    shutdown = rows.dropped.get("shutdown", 0) + unused  # includes drops of earlier sessions
     dropped = {**rows.dropped, "shutdown": shutdown} if unused else rows.dropped
     return replace(rows, queued=0, open=0, dropped=dropped)
 

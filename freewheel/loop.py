@@ -1,4 +1,4 @@
-"""The one training loop: a generator over any Collector and any Learner."""
+"""The only training loop: a generator over any Collector and any Learner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from freewheel.metrics.meter import Meter
 
 
 class Source(Protocol):
-    """What the loop needs of a core.Collector."""
+    """The part of core.Collector that the loop uses."""
 
     def publish(self, snapshot: Snapshot, done: int) -> None: ...
     def collect(self, wait: bool) -> Sequence[Chunk[Any]]: ...
@@ -31,15 +31,15 @@ def loop(
     before_update: Callable[[], None] = lambda: None,
     before_publishing: Callable[[], None] = lambda: None,
 ) -> Iterator[Tick]:
-    """Collect when the learner is hungry or may not update, update when it may, publish each new version, yield. Never ends.
+    """Collect if the learner is hungry or may not update, update if it may, publish new versions, yield. Never ends.
 
-    max_lag None: no gate (modes that act in turn have no lag, off-policy learners are held by their pace).
-    contexts: the present table [K, C] that episodes draw their context from, published with the weights.
-    before_update: called when the learner may update, just before it does.
-    before_publishing: called when an update has made a new version; it may change the weights.
+    max_lag None: no gate (sequential modes have no lag, and off-policy learners are paced by their replay ratio).
+    contexts: the present table [K, C] of contexts for episodes, published with the weights.
+    before_update: called just before each update.
+    before_publishing: called after an update that made a new version; it may change the weights.
     """
     rows = learner.rows()
-    env_steps = rows.trained + rows.queued + sum(rows.dropped.values())  # of the run that this one continues
+    env_steps = rows.trained + rows.queued + sum(rows.dropped.values())  # includes earlier sessions of the run
 
     def may_update() -> bool:
         """Update v waits until nothing of version ≤ v - max_lag is open or queued."""

@@ -1,10 +1,10 @@
-"""What can be chosen by name: worlds, algorithms, modes, sinks, commands and heads, ours and those of installed packages;
-and modules of the user's own, by their names or files.
+"""Registries of everything that is chosen by name (worlds, algorithms, modes, sinks, commands, heads), built-in or from
+installed packages; and imports of the user's modules, by name or file.
 
-A choice is one entry: an object with a `name`. Ours, or tuples of them, are found by the name of a module's attribute, those of
-other packages by the entry points in their pyproject.toml:
+An entry is an object with a `name`. Built-in entries, or tuples of them, are found by a module attribute; entries of
+other packages are found by the entry points in their pyproject.toml:
 
-    kind         attribute    our modules                       entry points
+    kind         attribute    built-in modules                  entry points
     worlds       FAMILY       freewheel.envs.*, .testing.*      freewheel.worlds
     algorithms   ALGORITHM    freewheel.learn.*.config          freewheel.algorithms
     modes        MODE         freewheel.collect.*               freewheel.modes
@@ -13,11 +13,11 @@ other packages by the entry points in their pyproject.toml:
     campaigns    CAMPAIGN     none                              freewheel.campaigns
     heads        HEAD         freewheel.policies.heads.*        freewheel.heads
 
-An entry is imported when its registry is first read. Its module must be light: heavy imports belong into functions.
+An entry is imported when its registry is first read. Its module must be light: heavy imports belong in functions.
 
-packages.toml lists the names that packages of this project add, so that an answer can say what to install.
+packages.toml lists the names that packages of this project add, so that an error can say what to install.
 
-The user's own things are named package.module:Thing, path/to/file.py:Thing, or :Thing left out where only one can be meant.
+User code is named package.module:Thing or path/to/file.py:Thing; :Thing may be omitted if only one thing fits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from freewheel.files import own_folders
 
 
 class Named(Protocol):
-    """Anything that can be registered."""
+    """An object that can be registered."""
 
     @property
     def name(self) -> str: ...
@@ -61,16 +61,16 @@ class Command:
     """A command of `freewheel`."""
 
     name: str
-    argument: str  # what follows the name, for the help: ENV, RUN or nothing
+    argument: str  # what follows the name in the help: ENV, RUN or nothing
     summary: str  # one line
     options: Callable[[Sequence[str]], type[Any]]  # the dataclass whose fields its --help shows, for these words
     run: Callable[[Sequence[str]], int]  # takes the words after the name, returns the exit code
     order: int = 100  # its place in `freewheel --help`
-    help: Callable[[Sequence[str]], int] | None = None  # prints its help, where `options` alone do not say it all
+    help: Callable[[Sequence[str]], int] | None = None  # prints its help if `options` alone is not enough
 
 
 class Registry(Mapping[str, Entry]):
-    """All entries of one kind by name."""
+    """All entries of one kind, by name."""
 
     def __init__(self, kind: str, attribute: str, *rooms: str, leaf: str = "") -> None:
         self.kind, self.group = kind, f"freewheel.{kind}s"
@@ -78,12 +78,12 @@ class Registry(Mapping[str, Entry]):
 
     @cached_property
     def ours(self) -> dict[str, Entry]:
-        """The entries of this package."""
+        """The built-in entries."""
         return {entry.name: entry for entry in self._ours()}
 
     @cached_property
     def entries(self) -> dict[str, Entry]:
-        """By name, ours first; SetupError if two have the same name."""
+        """All entries by name, built-in ones first; SetupError if two have the same name."""
         found = dict(self.ours)
         for entry in self._installed():
             if entry.name in found:
@@ -92,11 +92,11 @@ class Registry(Mapping[str, Entry]):
         return found
 
     def __getitem__(self, name: str) -> Entry:
-        """The entry of this name, or a UsageError that names similar ones. Ours are found without a look at other packages."""
+        """Return the entry; UsageError, with similar names, if there is none. Built-in names need no other packages."""
         return self.choose(name, {})
 
     def choose(self, name: str, instead: Mapping[str, str], *also: str) -> Entry:
-        """The same; the error says what to do `instead` of a name that others use, and names what may `also` be chosen."""
+        """Like [name]; the error gives the remedy of a name in `instead`, and also suggests the names in `also`."""
         if name in self.ours:
             return self.ours[name]
         if name not in self.entries:
@@ -125,7 +125,7 @@ class Registry(Mapping[str, Entry]):
     def _installed(self) -> Iterator[Entry]:
         for point in sorted(metadata.entry_points(group=self.group), key=lambda point: point.name):
             if point.dist is not None and str(point.dist.locate_file("")) in own_folders.folders:
-                continue  # it is not installed, but lies beside a module of the user's
+                continue  # metadata next to a user's module, not an installed package
             try:
                 entry: Entry = point.load()
             except Exception as error:
@@ -140,13 +140,13 @@ def _packages() -> Mapping[str, Mapping[str, Sequence[str]]]:
 
 
 def package_of(kind: str, name: str) -> str | None:
-    """The package of this project that adds a name of this kind and is not installed."""
+    """Return the package of this project that adds this name, if it is not installed."""
     found = next((package for package, names in _packages().items() if name in names.get(kind, ())), None)
     return None if found is None or _is_installed(found) else found
 
 
 def require_package(kind: str, name: str, what: str) -> None:
-    """UsageError if `what` is added by a package of this project that is not installed."""
+    """Raise UsageError if `what` is added by a package of this project that is not installed."""
     if package := package_of(kind, name):
         raise UsageError(f"{what} is in a package of its own: pip install {package}")
 
@@ -160,7 +160,7 @@ def _is_installed(package: str) -> bool:
 
 
 def moved(module: str) -> str:
-    """The present name of a module that older files call by a former one (entry points `freewheel.moved_modules`)."""
+    """Return the present name of a module that older files call by a former one (freewheel.moved_modules)."""
     for point in metadata.entry_points(group="freewheel.moved_modules"):
         if f"{module}.".startswith(f"{point.name}."):
             return point.value + module.removeprefix(point.name)
@@ -168,7 +168,7 @@ def moved(module: str) -> str:
 
 
 def _modules(room: str, leaf: str) -> Iterator[str]:
-    """The modules of a room, and those called `leaf` in its folders; none of them is imported."""
+    """Yield the modules of a package, and those called `leaf` in its subfolders, without importing them."""
     folder = importlib.import_module(room)
     for found in pkgutil.iter_modules(folder.__path__, f"{room}."):
         if not found.ispkg:
@@ -178,7 +178,7 @@ def _modules(room: str, leaf: str) -> Iterator[str]:
 
 
 def _defines(module: str, attribute: str) -> bool:
-    """Whether the source of a module assigns this name; importing the module to find out could import torch."""
+    """Return whether a module's source assigns this name; importing the module to find out could import torch."""
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         return False
@@ -187,17 +187,17 @@ def _defines(module: str, attribute: str) -> bool:
 
 
 def is_file(place: str) -> bool:
-    """Whether a place names a file of Python code rather than a module."""
+    """Return whether a place names a Python file rather than a module."""
     return place.endswith(".py")
 
 
 def names_code(name: str) -> bool:
-    """Whether a name stands for something to import: package.module:Thing, or a file."""
+    """Return whether a name refers to code to import: package.module:Thing, or a file."""
     return ":" in name or is_file(name)
 
 
 def own_file(module: str) -> Path | None:
-    """The file in the current directory that a module without a package would be imported from; None: it comes from elsewhere."""
+    """Return the file in the current directory from which a top-level module is imported; None if it is elsewhere."""
     file = Path.cwd() / f"{module}.py"
     if not module.isidentifier() or not file.is_file():
         return None
@@ -207,7 +207,7 @@ def own_file(module: str) -> Path | None:
 
 
 def importable(file: Path) -> str:
-    """The name by which a file can be imported, after this, from its folder or that of its package."""
+    """Make a file importable from its folder, or its package's folder, and return its module name."""
     folder, parts = file.absolute().parent, [file.stem]
     while (folder / "__init__.py").is_file():
         folder, parts = folder.parent, [folder.name, *parts]
@@ -216,8 +216,8 @@ def importable(file: Path) -> str:
 
 
 def own_module(place: str) -> ModuleType:
-    """A module of the user's, given by its file, or by its name if it is installed or in the current folder; SetupError, with
-    its own traceback if it raises."""
+    """Import a user's module, given by its file, or by its name if it is installed or in the current folder.
+    SetupError, with the module's traceback if it raises."""
     place = place if is_file(place) else moved(place)
     root = place.partition(".")[0]
     if root.isidentifier() and not is_file(place) and (Path(f"{root}.py").is_file() or Path(root).is_dir()):
@@ -238,7 +238,7 @@ def own_module(place: str) -> ModuleType:
 
 
 def own_object(option: str, place: str, kind: str) -> Any:
-    """What package.module:Name or path/to/file.py:Name means, for an option whose value names a thing of this kind."""
+    """Return the object package.module:Name or path/to/file.py:Name for an option whose value names a `kind`."""
     module, _, name = place.rpartition(":")
     what = f"{option} '{place}' cannot be imported"
     if not module or not name:
@@ -258,7 +258,7 @@ def own_object(option: str, place: str, kind: str) -> Any:
 
 
 def refuse_builtin(thing: object, what: str) -> None:
-    """SetupError if this is a part of Python itself (os.system): nothing of it is an environment, a network or a hook."""
+    """Raise SetupError if `thing` is a part of Python (os.system), where no environment, network or hook is defined."""
     while isinstance(thing, functools.partial):
         thing = thing.func
     module = getattr(thing, "__module__", None) or type(thing).__module__
@@ -266,15 +266,15 @@ def refuse_builtin(thing: object, what: str) -> None:
     file = getattr(root, "__file__", None)
     own = Path(file).is_relative_to(STANDARD_LIBRARY) and "site-packages" not in file if file else root is not None
     if own and module != "__main__" and str(module).partition(".")[0] in sys.stdlib_module_names:
-        raise SetupError(f"{what} is a part of Python, not yours to be called here; name something of your own")
+        raise SetupError(f"{what} is a part of Python and cannot be used here; name an object of your own code")
 
 
 Own = TypeVar("Own")
 
 
 def with_defaults(found: Own, base: type[Any]) -> Own:
-    """What another package has made for one of the bases in core.py: the object itself if it derives from the base, else one that
-    does the same and has the base's defaults for what it lacks."""
+    """Return another package's object if it derives from this base of core.py, else a wrapper that adds the base's
+    defaults for missing members."""
     if isinstance(found, base):
         return found
     made: Own = changed(found, base)
@@ -282,8 +282,8 @@ def with_defaults(found: Own, base: type[Any]) -> Own:
 
 
 def changed(found: Any, base: type[Any], **methods: Callable[..., Any]) -> Any:
-    """An object of this base that does what `found` does, but for these methods. Its other methods are those of `found`, bound:
-    they cost nothing more."""
+    """Return an object of this base that behaves like `found`, except for these methods. Its other methods are the
+    bound methods of `found`, so they cost nothing extra."""
     members: dict[str, Any] = {}
     for name in dir(base):
         if not name.startswith("_") and hasattr(found, name):
@@ -316,7 +316,7 @@ def _from_file(file: Path) -> ModuleType:
     spec = known.__spec__ if known is not None else importlib.util.find_spec(name)
     if spec is not None and spec.origin is not None and Path(spec.origin).resolve() == file.resolve():
         return importlib.import_module(name)
-    other = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # its own name belongs to another module
+    other = f"{file.stem}_{zlib.crc32(str(file).encode()):08x}"  # another module has its plain name
     if other in sys.modules:
         return sys.modules[other]
     spec = importlib.util.spec_from_file_location(other, file)
@@ -333,7 +333,7 @@ def _from_file(file: Path) -> ModuleType:
 
 
 def _broken(place: str, error: BaseException) -> SetupError:
-    """A module that raises when it is imported: a summary line, then its traceback from its own first line on."""
+    """Return the error for a module that raises on import: a summary, then the traceback from its first line."""
     if isinstance(error, SetupError):
         return error
     trace = error.__traceback__

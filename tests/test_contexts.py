@@ -262,7 +262,7 @@ def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd
 @pytest.mark.parametrize("text", ["1", "[1,0]", "[[1],[2,3]]", "[[]]", "[[NaN]]", "[[1,", '[["a"]]', '{"a":1}'])
 def test_what_is_no_table_is_refused_in_one_line(text: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", WORLD, "--context", text]) == 2
-    wanted = "--context must be rows with equally many numbers as JSON, e.g. [[1,0],[0,1]]"
+    wanted = "--context must be rows of equal length as JSON, e.g. [[1,0],[0,1]]"
     assert capfd.readouterr().err == f"freewheel: {wanted}, not {text}\n"
 
 

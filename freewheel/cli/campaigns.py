@@ -1,4 +1,4 @@
-"""Campaigns: several trainings under one `freewheel train` command, brought by other packages (`freewheel.campaigns`)."""
+"""Campaigns: several trainings under one `freewheel train` command, from other packages (`freewheel.campaigns`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CampaignRequest:
-    """What the rest of the command line asks of a campaign."""
+    """The rest of the command line, for a campaign."""
 
     argv: Sequence[str]  # the words that belong to the trainings
     dry_run: bool
@@ -26,12 +26,12 @@ class CampaignRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Campaign:
-    """Several trainings that an option of `freewheel train` asks for."""
+    """Several trainings that an option of `freewheel train` starts."""
 
-    name: str  # the option that asks for it: a value that is not its default starts the campaign
+    name: str  # the option that starts the campaign if its value is not the default
     options: type[Any]  # a frozen dataclass with defaults: its fields are options of `freewheel train`
     train: Callable[[Any, CampaignRequest], int]  # takes these options, returns the exit code
-    owns: Callable[[Path], bool] = lambda _: False  # whether a run directory is that of a campaign
+    owns: Callable[[Path], bool] = lambda _: False  # whether a run directory belongs to this campaign
     resume: Callable[[Path, bool], int] | None = None  # takes such a directory and --trust, returns the exit code
 
     def wanted(self, options: Any) -> bool:
@@ -43,7 +43,7 @@ CAMPAIGNS: Registry[Campaign] = Registry("campaign", "CAMPAIGN")
 
 
 def chosen(given: Mapping[str, Flags]) -> tuple[Campaign, Any] | None:
-    """The campaign that is asked for, with its options; `given` has the flags of every campaign by its name."""
+    """Return the requested campaign and its options, if any; `given` maps the name of every campaign to its flags."""
     from freewheel.config.flags import build
 
     built = [(one, build(one.options, given[one.name])) for one in CAMPAIGNS.values()]
@@ -54,7 +54,7 @@ def chosen(given: Mapping[str, Flags]) -> tuple[Campaign, Any] | None:
 
 
 def separated(given: Flags) -> tuple[Flags, dict[str, Flags]]:
-    """The flags of the command itself, and those of every campaign by its name."""
+    """Split the flags into the command's flags and, by name, each campaign's flags."""
     from freewheel.config.flags import option_types
 
     own: Flags = dict(given)
@@ -65,5 +65,5 @@ def separated(given: Flags) -> tuple[Flags, dict[str, Flags]]:
 
 
 def owner(path: Path) -> Campaign | None:
-    """The campaign that a run directory belongs to."""
+    """Return the campaign that a run directory belongs to."""
     return next((one for one in CAMPAIGNS.values() if one.owns(path)), None)

@@ -1,4 +1,4 @@
-"""The command `freewheel check`: an environment tried out, and how to train on it."""
+"""The command `freewheel check`: tries an environment out and recommends how to train on it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from freewheel.run.advice.prospects import Prospect
 
 MARKS = {"ok": ("ok", "green"), "note": ("!", "yellow"), "problem": ("!!", "red")}
-WIDTH = 80  # where the output is not a terminal
+WIDTH = 80  # columns of an output that is not a terminal
 
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """How to show it."""
+    """Options of the command itself."""
 
     json: bool = False
     """Print everything as JSON."""
     trust: bool = False
-    """Run code that the file of --config names, though you have not written it."""
+    """Run code that the --config file names, even if you did not write the file."""
 
 
 def _options(argv: Sequence[str]) -> type[Any]:
@@ -40,7 +40,7 @@ def _options(argv: Sequence[str]) -> type[Any]:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """0: fine; 1: training would fail."""
+    """Return 0, or 1 if training would fail."""
     from freewheel.config import flags, resolve
     from freewheel.files.terminal import Terminal
 
@@ -101,16 +101,16 @@ def _spaces(spec: EnvSpec | None) -> list[tuple[str, str]]:
 def _costs(cost: EnvCost | None) -> list[tuple[str, str]]:
     if cost is None:
         return []
-    step = f"{_time(cost.wall)} in the mean; half below {_time(cost.median)}, 95 in 100 below {_time(cost.slow)}"
+    step = f"{_time(cost.wall)} on average; half below {_time(cost.median)}, 95 in 100 below {_time(cost.slow)}"
     working = (
         f"{min(cost.duty, 1.0):.0%} of it is processor time"
         if cost.duty <= 1
         else f"it keeps {cost.duty:.1f} cores busy"
     )
     lengths = f"; episodes of {_range(cost.lengths)} steps" if cost.lengths else ""
-    children = f", {cost.children} child processes among it" if cost.children else ""
+    children = f", including {cost.children} child processes" if cost.children else ""
     return [
-        ("step", f"{step}, the longest of {cost.steps} {_time(cost.longest)}; {working}"),
+        ("step", f"{step}; the longest of {cost.steps} took {_time(cost.longest)}; {working}"),
         ("reset", f"{_time(cost.reset)}{lengths}"),
         ("memory", f"{in_words(cost.memory)} for one env{children}; made in {_time(cost.construct)}"),
     ]
@@ -127,7 +127,7 @@ def _modes(found: Checkup) -> Any:
     for one in found.modes:
         chosen = "->" if one is (found.better or found.usual) else ""
         if one.plan is None:
-            table.add_row(chosen, one.mode, "-", "-", "does not take this run", "-")
+            table.add_row(chosen, one.mode, "-", "-", "cannot train this run", "-")
             continue
         rate, limit = (f"{one.rate:,.0f}", WAITS_FOR[one.forecast.limit]) if one.forecast else ("-", "-")
         table.add_row(chosen, one.mode, _lanes(one), rate, limit, in_words(one.memory))
@@ -164,7 +164,7 @@ def _range(lengths: Sequence[int]) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Three digits: 4.52 ms, 120 µs, 1.5 s."""
+    """Format a time with three digits: 4.52 ms, 120 µs, 1.5 s."""
     unit, name = next((unit for unit in ((1.0, "s"), (1e-3, "ms")) if seconds >= 0.9995 * unit[0]), (1e-6, "µs"))
     return f"{seconds / unit:.3g} {name}"
 

@@ -1,4 +1,4 @@
-"""The command `freewheel doctor`: what this machine has, what is missing, and what to do about it."""
+"""The command `freewheel doctor`: shows what this machine has, what is missing, and what to do about it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freewheel.files.memory import in_words
 from freewheel.registry import Command
 
 REQUIRED = ("numpy", "torch", "gymnasium", "tyro", "rich", "safetensors", "psutil", "cloudpickle", "threadpoolctl")
-#: Modules that some things need: what for, and how to get them. Families of worlds add theirs.
+#: Optional modules: what each is for, and how to install it. World families add more.
 OPTIONAL = {
     "mujoco": "MuJoCo environments (HalfCheetah-v5): pip install 'freewheel[mujoco]'",
     "pygame": "windows and pictures of classic-control environments: pip install 'freewheel[classic]'",
@@ -33,17 +33,17 @@ CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Show what this machine has, what is missing, and what to do about it; or what a run waits for."""
+    """Show what this machine has, what is missing, and what to do about it; or show what a run waits for."""
 
     why_stuck: str = ""
-    """A run, by its name under --runs-dir or its path: what each part of its trainer waits for, and which time-out will end
-    that. It is only looked at, from outside."""
+    """A run (a name under --runs-dir or a path): show what each part of its trainer waits for, and which timeout will
+    end the wait. The run is only observed, from outside."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Print a table; exit code 1 if something that is needed is missing."""
+    """Print a table; return 1 if something required is missing."""
     if argv:
         return _with_options(argv)
     from rich.table import Table
@@ -76,7 +76,7 @@ def _with_options(argv: Sequence[str]) -> int:
 
 
 def findings() -> Iterator[tuple[bool, str, str]]:
-    """(whether it is good, what it is about, what was found) for everything worth knowing."""
+    """Yield (whether it is good, what it is about, what was found) for everything worth knowing."""
     system = f"{platform.python_version()} on {platform.system()} {platform.release()}"
     yield sys.version_info >= (3, 11), "python", system
     yield True, "freewheel", __version__
@@ -93,7 +93,7 @@ def findings() -> Iterator[tuple[bool, str, str]]:
 
 
 def _of_worlds() -> dict[str, str]:
-    if importlib.util.find_spec("gymnasium") is None:  # it has been named as missing
+    if importlib.util.find_spec("gymnasium") is None:  # already reported as missing
         return {}
     from freewheel.envs.family import WORLDS
 
@@ -112,7 +112,7 @@ def _machine() -> Iterator[tuple[bool, str, str]]:
 
 
 def _quota() -> str:
-    """The CPU limit of the container, if there is one."""
+    """Return the CPU limit of the container as text, if there is one."""
     if not CPU_LIMIT.is_file():
         return ""
     quota, period = CPU_LIMIT.read_text().split()

@@ -1,4 +1,4 @@
-"""The command `freewheel eval`, and what it shares with `play`: opening a finished run."""
+"""The command `freewheel eval`, and the code for options and runs that it shares with other commands about runs."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ EPISODES = 20
 
 @dataclass(frozen=True)
 class WeightsOptions:
-    """Which run, and which weights of it."""
+    """The run to open, and which of its weights."""
 
     run: str = ""
-    """The run: a name under --runs-dir or a path, also RUN@STEP or the path of a checkpoint. Also the first or last word."""
+    """The run: a name under --runs-dir, a path, RUN@STEP or the path of a checkpoint; also the first or last word."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
     which: str = ""
-    """Which weights: best, latest, or the number of a step (default: best, or those that RUN names)."""
+    """The weights: best, latest, or the number of a step (default: best, or the weights that RUN names)."""
     trust: bool = False
-    """Run code that the run names (its environment, its network), though it was not made by you on this machine."""
+    """Run code that the run names (its environment, its network), even if you did not make the run on this machine."""
 
 
 @dataclass(frozen=True)
 class RunOptions(WeightsOptions):
-    """Which run, and which episodes."""
+    """The run to open, and the episodes to play."""
 
     env: str = ""
-    """An environment to use instead of the run's own, which a script or a notebook may have defined (./file.py:Toy)."""
+    """An environment to use instead of the run's, e.g. one that a script or a notebook defined (./file.py:Toy)."""
     episodes: Annotated[int | None, Range(least=1, most=10**6)] = None
     """Episodes to play (default: 20 for eval, 1 for play)."""
     seed: Annotated[int | None, SEED] = None
-    """Seed of the episodes (default: fresh ones, which no evaluation of the run has played)."""
+    """Seed of the episodes (default: a fresh seed, which no evaluation of the run has used)."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -65,7 +65,7 @@ T = TypeVar("T", bound=AboutRun)
 
 
 def parse(options: type[T], argv: Sequence[str], command: str, answers: Mapping[str, str] | None = None) -> T:
-    """The options of a command whose first or last word is a run; `answers`: flags.check_names."""
+    """Parse the options of a command that takes one run; `answers`: see flags.check_names."""
     found = parse_runs(options, argv, command, answers)
     if len(found) > 1:
         raise UsageError(f"give one run, not {' '.join(one.run for one in found)}")
@@ -75,7 +75,7 @@ def parse(options: type[T], argv: Sequence[str], command: str, answers: Mapping[
 def parse_runs(
     options: type[T], argv: Sequence[str], command: str, answers: Mapping[str, str] | None = None
 ) -> list[T]:
-    """The options of a command that takes runs, once for each run."""
+    """Parse the options of a command that takes runs; return them once for each run."""
     from freewheel.config import flags, words
 
     positional, given = flags.read_argv(argv, flags.option_types(options), answers=answers or words.ABOUT_RUNS)
@@ -86,7 +86,7 @@ def parse_runs(
 
 
 def open_policy(options: RunOptions, console: Console) -> tuple[SavedRun, Actor]:
-    """The run and its policy; checkpoints that could not be used are reported."""
+    """Open a run and load its policy; print a warning for each checkpoint that could not be used."""
     from freewheel.run.saved import open_run
 
     run = open_run(options.run, options.runs_dir, options.env or None, which=options.which, trust=options.trust)
@@ -101,7 +101,7 @@ class EvalCommandOptions(RunOptions):
     """Score the greedy policy of one or several runs."""
 
     json: bool = False
-    """Print the scores as JSON, a list with one object a run, and nothing else."""
+    """Print the scores as JSON, a list with one object per run, and nothing else."""
 
 
 def _protocols() -> Mapping[str, EvalProtocol]:
@@ -111,7 +111,7 @@ def _protocols() -> Mapping[str, EvalProtocol]:
 
 
 def _options() -> type[Any]:
-    """With a switch for every protocol of a world family."""
+    """Return the command's options, with a switch for every evaluation protocol of the world families."""
     from freewheel.config import flags
 
     protocols = _protocols().values()
@@ -126,7 +126,7 @@ def _run(argv: Sequence[str]) -> int:
     from freewheel.files.terminal import Terminal
 
     asked = parse_runs(_options(), argv, "eval")
-    console = Terminal(stderr=asked[0].json)  # what environments and warnings print is no JSON
+    console = Terminal(stderr=asked[0].json)  # keeps warnings and the output of environments out of the JSON
     with redirect_stdout(sys.stderr) if asked[0].json else nullcontext():
         results = [_evaluate(options, console, alone=len(asked) == 1) for options in asked]
     if asked[0].json:
@@ -137,7 +137,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _evaluate(options: EvalCommandOptions, console: Console, *, alone: bool) -> dict[str, Any]:
-    """The result of one run; printed unless it becomes part of a table or of JSON."""
+    """Evaluate one run and return its result; print it unless it becomes part of a table or of JSON."""
     run, actor = open_policy(options, console)
     about = {"run": run.path.name, "path": str(run.path), "env": run.config.env.name, "which": run.which}
     chosen = [protocol for name, protocol in _protocols().items() if getattr(options, name)]
@@ -174,7 +174,7 @@ def _print_table(results: Sequence[Mapping[str, Any]], console: Console) -> None
 
 
 def _score(options: EvalCommandOptions, run: SavedRun, actor: Actor, console: Console) -> None:
-    """Greedy episodes as one line, and what the world family compares them with."""
+    """Print the score of greedy episodes in one line, and the world family's comparison if it has one."""
     from freewheel.envs.family import family_of
 
     score, name = _play(options, run, actor, console), run.config.env.label
@@ -189,7 +189,7 @@ def _score(options: EvalCommandOptions, run: SavedRun, actor: Actor, console: Co
 def _run_protocol(
     protocol: EvalProtocol, options: EvalCommandOptions, run: SavedRun, actor: Actor, console: Console
 ) -> dict[str, Any]:
-    """The protocol's table, and its result, also in a file of its name."""
+    """Run a protocol, print its table, and write its result to a file named after it; return the result."""
     seed = protocol.seed if options.seed is None else options.seed
     data, table = protocol.run(run, actor, options.episodes or protocol.episodes, seed)
     path = run.path / f"{protocol.name}.json"

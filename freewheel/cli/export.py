@@ -30,7 +30,7 @@ def _run(argv: Sequence[str]) -> int:
     options = parse(ExportOptions, argv, "export")
     policy = load(options.run, options.which, runs_dir=options.runs_dir, trust=options.trust)
     if not options.out and policy.path.parent.name != "checkpoints":
-        raise UsageError(f"{options.run} is no run: say where to write with --out")
+        raise UsageError(f"{options.run} is not a run: say where to write with --out")
     out = Path(options.out) if options.out else policy.path.parents[1] / "export"
     folder = export(policy, out, options.format)
     for path in sorted(folder.iterdir()):

@@ -15,7 +15,7 @@ from freewheel.transport.learners.place import of_torchrun
 
 COMMANDS: Registry[Command] = Registry("command", "COMMAND", "freewheel.cli")
 HELP = ("-h", "--help")
-#: What the system has run out of, and what to do.
+#: Advice for each resource that the system can run out of.
 EXHAUSTED = {
     errno.EMFILE: "use fewer workers or envs, or raise the limit of open files (ulimit -n)",
     errno.ENFILE: "the whole system has no more; close other programs",
@@ -35,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except FreewheelError as error:
-        if (place := of_torchrun()) is None or not place.rank:  # the first of several learners tells for all
+        if (place := of_torchrun()) is None or not place.rank:  # only the first of several learners reports it
             complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except SystemExit as error:  # of code of the user's, unless a signal has ended the command
+    except SystemExit as error:  # raised by the user's code, unless a signal has ended the command
         if isinstance(error.code, int) and error.code > SIGNALLED:
             raise
         from freewheel.run.process import exit_called
@@ -55,9 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _exhausted(error: OSError) -> int:
-    """The exit code where the system has run out of something, or where the path that was typed is too long."""
+    """Report that the system has run out of something, or that a typed path is too long; return the exit code."""
     if error.errno == errno.ENAMETOOLONG:  # nothing has been started
-        complain(f"{str(error.filename)[:60]}...: a name in a path, or all of it, is too long; choose a shorter one")
+        complain(f"{str(error.filename)[:60]}...: this path, or a name in it, is too long; choose a shorter one")
         return 2
     if error.errno not in EXHAUSTED:
         raise error
@@ -86,7 +86,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help(words: list[str]) -> int:
-    """`freewheel help`, `freewheel help shares`, or the help of a command."""
+    """Print the overview, the glossary (`freewheel help shares`) or the help of a command."""
     if words and words[0] != "shares":
         return _dispatch([words[0], "--help", *words[1:]])
     from freewheel.metrics.names import glossary
@@ -96,7 +96,7 @@ def _help(words: list[str]) -> int:
 
 
 def overview() -> str:
-    """The text of `freewheel --help`."""
+    """Return the text of `freewheel --help`."""
     commands = sorted(COMMANDS.values(), key=lambda command: command.order)
     width = max(len(f"{command.name} {command.argument}") for command in commands)
     lines = [f"  {f'{command.name} {command.argument}':{width}}  {command.summary}\n" for command in commands]

@@ -29,7 +29,7 @@ MODULES = {
     "gif": ("PIL", "animated pictures need Pillow: pip install pillow"),
     "mp4": ("imageio_ffmpeg", "films need ffmpeg: pip install imageio-ffmpeg"),
 }
-#: What failures to draw mean, by what the environment says, and what to do.
+#: The cause and remedy of failures to draw, by a pattern of the environment's error.
 REMEDIES = {
     r"pygame": "it draws with pygame: pip install 'gymnasium[classic-control]'",
     r"mujoco.*not installed|No module named 'mujoco'": "it needs MuJoCo: pip install 'gymnasium[mujoco]'",
@@ -38,8 +38,8 @@ REMEDIES = {
         "MuJoCo finds no OpenGL here: set MUJOCO_GL=egl (with a GPU) or MUJOCO_GL=osmesa (apt install libosmesa6)"
     ),
 }
-USUAL_FPS = 30.0  # where an environment says nothing of its time
-GIF_FPS = 50.0  # what plays animated pictures shows no more a second
+USUAL_FPS = 30.0  # if the environment declares no render_fps and no time of a step
+GIF_FPS = 50.0  # the most pictures per second that viewers of animated pictures show
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ class PlayOptions(RunOptions):
     """Watch the greedy policy of a run."""
 
     render: Literal["auto", "human", "ansi", "gif", "mp4", "png", "none"] = "auto"
-    """How to show episodes: in a window, as text, in a file as an animated picture, as a film or as the last picture (of the
-    drone it shows the whole flight), or not at all."""
+    """How to show episodes: in a window, as text, in a file as an animated picture, a film or the last picture (which
+    shows the whole flight of the drone), or not at all."""
     video: bool = False
     """Write a film of each episode, NAME.mp4: the same as --render mp4."""
     fps: Annotated[float | None, Range(above=0, most=1000)] = None
-    """Pictures per second of a film or an animated picture, each a step (default: as time passes in the environment, by its
+    """Pictures per second of a film or an animated picture, one per step (default: real time, from the environment's
     render_fps or the time of its step; else 30)."""
     out: str = ""
     """The file to write, NAME.gif, NAME.mp4 or NAME.png (default: play/episode-1.gif in the run directory). Several episodes
-    are NAME-1.gif, NAME-2.gif, ..."""
+    go to NAME-1.gif, NAME-2.gif, ..."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,11 +71,11 @@ class PlayOptions(RunOptions):
 
     @property
     def shown(self) -> str:
-        """--render or --video, or what the name of the file says."""
+        """The way to show episodes: by the name of the file, else --video, else --render."""
         return Path(self.out).suffix[1:] if self.out else "mp4" if self.video else self.render
 
     def file(self, folder: Path, episode: int, kind: str) -> Path:
-        """Where the pictures of an episode go."""
+        """Return the path of the file for an episode's pictures."""
         if not self.out:
             return folder / "play" / f"episode-{episode + 1}.{kind}"
         path = typed(Path(self.out).parent) / Path(self.out).name
@@ -133,10 +133,10 @@ def _prepare_drawing() -> None:
 
 
 def _render_mode(wanted: str, env: str, offered: Sequence[str]) -> str | None:
-    """The render_mode of the environment for --render, of those that it offers."""
+    """Return the environment's render_mode for --render; SetupError if the environment does not offer it."""
     if wanted == "none":
         return None
-    if wanted == "auto":  # what the environment names first
+    if wanted == "auto":  # the first mode that the environment names and that can be shown here
         shown = ["human", "ansi", "rgb_array"] if _screen() else ["ansi", "rgb_array"]
         return next((mode for mode in offered if mode in shown), None)
     if RENDER_MODES[wanted] in offered:
@@ -148,21 +148,21 @@ def _render_mode(wanted: str, env: str, offered: Sequence[str]) -> str | None:
 
 
 def _require_module(kind: str) -> None:
-    """Before anything is played."""
+    """Raise SetupError if the module for such a file is missing, before anything is played."""
     module, remedy = MODULES.get(kind, ("", ""))
     if module and importlib.util.find_spec(module) is None:
         raise SetupError(f"{remedy}, or use --render png, which needs nothing")
 
 
 def _explained(error: SetupError | EnvError, render: str | None) -> SetupError | EnvError:
-    """The same error, or one line that says what to install where pictures could not be drawn."""
+    """Return the same error, or one that says what to install or set if pictures could not be drawn."""
     text = str(error)
     found = next((remedy for pattern, remedy in REMEDIES.items() if render and re.search(pattern, text)), None)
     return error if found is None else SetupError(f"cannot show it: {found}, or use --render none")
 
 
 class FilmRecorder(Protocol):
-    """Takes the pictures [H, W, 3] of an episode, one after the other, and makes a file of them: its bytes come from `close`."""
+    """Makes a file of the pictures [H, W, 3] of an episode, which are added in order; `close` returns its bytes."""
 
     def __init__(self, fps: float) -> None: ...
     def add(self, picture: NDArray) -> None: ...
@@ -170,8 +170,8 @@ class FilmRecorder(Protocol):
 
 
 class Animation:
-    """A gif, which is made when all pictures are there. Of more pictures per second than can be shown, every second, third,
-    ... is left out."""
+    """A gif, which `close` makes of all pictures. If there are more per second than viewers show, only every second,
+    third, ... picture is kept."""
 
     def __init__(self, fps: float) -> None:
         self._pictures = list[Any]()
@@ -193,7 +193,7 @@ class Animation:
 
 
 class Film:
-    """An mp4, which a program of its own writes picture by picture, in a folder for temporary files."""
+    """An mp4, which a separate program (ffmpeg) writes picture by picture in a temporary folder."""
 
     def __init__(self, fps: float) -> None:
         self._folder, self._fps = TemporaryDirectory(), fps
@@ -201,7 +201,7 @@ class Film:
         self._film: Any = None
 
     def add(self, picture: NDArray) -> None:
-        height, width = (size // 2 * 2 for size in picture.shape[:2])  # the codec wants even sizes
+        height, width = (size // 2 * 2 for size in picture.shape[:2])  # the codec requires even sizes
         if self._film is None:
             import imageio_ffmpeg
 
@@ -220,7 +220,7 @@ class Film:
 
 
 class LastPicture:
-    """A png of how it ended."""
+    """A png of the last picture."""
 
     def __init__(self, fps: float) -> None:
         self._picture: NDArray | None = None
@@ -238,7 +238,7 @@ RECORDERS: Mapping[str, type[FilmRecorder]] = {"gif": Animation, "mp4": Film, "p
 
 
 class File:
-    """Where the pictures of an episode go; it is made of them when all are there. What cannot be written is a SetupError."""
+    """The file for an episode's pictures, written when all are there. If it cannot be written, SetupError is raised."""
 
     def __init__(self, path: Path, kind: str, fps: float) -> None:
         self.path, self._kind, self._fps = path, kind, fps

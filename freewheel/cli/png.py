@@ -1,4 +1,4 @@
-"""Pictures as PNG files."""
+"""Encodes pictures as PNG files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from freewheel.core import NDArray
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-RGB, UP = 2, 2  # the kind of pixels; the filter: each row is stored as its difference to the row above
+RGB, UP = 2, 2  # the type of pixels; the filter: each row is stored as its difference from the row above
 
 
 def encode(picture: NDArray) -> bytes:
-    """The file of a picture [H, W, 3] of bytes."""
+    """Return the PNG file of a picture [H, W, 3] of bytes."""
     height, width, _ = picture.shape
     rows = np.ascontiguousarray(picture, np.uint8).reshape(height, width * 3)
     filtered = np.full((height, 1 + width * 3), UP, np.uint8)

@@ -1,4 +1,4 @@
-"""The command `freewheel replay`: a recorded run learns the same again."""
+"""The command `freewheel replay`: repeats the learning of a recorded run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from freewheel.registry import Command
 
 @dataclass(frozen=True)
 class ReplayOptions:
-    """Let a run that was recorded with --record-schedule learn again, bit for bit, and say where it differs if it does."""
+    """Repeat the learning of a run that was recorded with --record-schedule, bit for bit, and report any difference."""
 
     run: str = ""
-    """The run: a name under --runs-dir or a path. Also the first or last word."""
+    """The run: a name under --runs-dir or a path. It may also be the first or last word."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
     env: str = ""
-    """An environment to use instead of the run's own, which a script or a notebook may have defined (./file.py:Toy)."""
+    """An environment to use instead of the run's, e.g. one that a script or a notebook defined (./file.py:Toy)."""
     until: Annotated[int | None, COUNT] = None
     """Stop after this many environment steps."""
     until_update: Annotated[int | None, COUNT] = None
@@ -28,16 +28,16 @@ class ReplayOptions:
     out: str = ""
     """A new directory for the weights at the end of the replay, to evaluate or play them. Nothing is written into the run."""
     trust: bool = False
-    """Run code that the run names (its environment, its network, ...), though it was not made by you on this machine."""
+    """Run code that the run names (its environment, its network, ...), even if you did not make it on this machine."""
     inline: bool = False
-    """Run environments in this process instead of one for each worker: slower, but a debugger can step into them."""
+    """Run environments in this process instead of one process per worker: slower, but a debugger can step into them."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
 
 
 def _run(argv: Sequence[str]) -> int:
-    """0: identical; 1: not."""
+    """Return 0 if the replay is identical, else 1."""
     from pathlib import Path
 
     options = parse(ReplayOptions, argv, "replay")
@@ -56,7 +56,7 @@ def _run(argv: Sequence[str]) -> int:
 COMMAND = Command(
     name="replay",
     argument="RUN",
-    summary="let a run recorded with --record-schedule learn again, bit for bit",
+    summary="repeat the learning of a run recorded with --record-schedule, bit for bit",
     options=lambda _: ReplayOptions,
     run=_run,
     order=5,

@@ -1,4 +1,4 @@
-"""The command `freewheel resume`: a run goes on from its newest checkpoint."""
+"""The command `freewheel resume`: continues a run from its newest checkpoint."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from freewheel.registry import Command
 
 @dataclass(frozen=True)
 class ResumeOptions:
-    """Go on with a run in its own directory, from its newest checkpoint, with the options it has."""
+    """Continue a run in its own directory, from its newest checkpoint, with the options it has."""
 
     run: str = ""
-    """The run: a name under --runs-dir or a path, also RUN@STEP or the path of a checkpoint. Also the first or last word."""
+    """The run: a name under --runs-dir, a path, RUN@STEP or the path of a checkpoint; also the first or last word."""
     runs_dir: str = "runs"
     """The directory that contains all runs."""
     checkpoint: str = ""
-    """The checkpoint to go on from: latest, or the number of a step (default: latest, or what RUN names)."""
+    """The checkpoint to continue from: latest, or the number of a step (default: latest, or the one that RUN names)."""
     steps: int | None = None
-    """A new limit of environment steps, of all sessions of the run together (default: the one it has)."""
+    """A new limit of environment steps for all sessions of the run together (default: the limit that it has)."""
     minutes: float | None = None
-    """A new limit of minutes, of all its sessions together."""
+    """A new limit of minutes for all its sessions together."""
     episodes: int | None = None
-    """A new limit of finished episodes, of all its sessions together."""
+    """A new limit of finished episodes for all its sessions together."""
     env: str = ""
-    """The environment, where a script or a notebook has defined it (./file.py:Toy)."""
+    """The environment, if a script or a notebook defined it (./file.py:Toy)."""
     trust: bool = False
-    """Run code that the run names (its environment, its hooks, ...), though it was not made by you on this machine."""
+    """Run code that the run names (its environment, its hooks, ...), even if you did not make it on this machine."""
 
     def __post_init__(self) -> None:
         if self.checkpoint == "best":
@@ -44,19 +44,19 @@ def _read(argv: Sequence[str], run: str) -> ResumeOptions:
 
     own = flags.option_types(ResumeOptions)
     taken = ", ".join(map(flags.as_flag, own))
-    answers = dict.fromkeys(all_names(), f"a run goes on with the options it has; resume takes {taken}")
+    answers = dict.fromkeys(all_names(), f"a run continues with the options it has; resume takes {taken}")
     if not run:
         return parse(ResumeOptions, argv, "resume", answers)
     envs, given = flags.read_argv(argv, own, answers=answers)
     if given.setdefault("run", (run,)) != (run,):
         raise UsageError(f"give one run, not {run} and {given['run'][0]}")
     if len(named := [*envs, *given.get("env", ())]) > 1:
-        raise UsageError(f"--resume {run} goes on in one environment, not in {' and '.join(named)}")
+        raise UsageError(f"--resume {run} continues in one environment, not in {' and '.join(named)}")
     return flags.build(ResumeOptions, given | ({"env": (envs[0],)} if envs else {}))
 
 
 def _check_env(options: ResumeOptions) -> None:
-    """UsageError if `train ENV --resume RUN` names another environment than the run has, unless a script has defined that."""
+    """Raise UsageError if `train ENV --resume RUN` names another environment, unless a script defined the run's."""
     from freewheel.envs.gym import GymConfig, absolute
     from freewheel.files.read import json_object
     from freewheel.run.naming import CONFIG, locate
@@ -69,7 +69,7 @@ def _check_env(options: ResumeOptions) -> None:
 
 
 def _resume_campaign(options: ResumeOptions) -> int | None:
-    """The exit code of a campaign, where the run is one."""
+    """Resume a campaign and return its exit code; None if the run is not a campaign."""
     from freewheel.run.naming import find_run
 
     path = find_run(options.run.partition("@")[0], options.runs_dir)
@@ -84,8 +84,8 @@ def _resume_campaign(options: ResumeOptions) -> int | None:
 
 
 def resume_with(argv: Sequence[str], run: str = "") -> int:
-    """The command, with these words. If the run is known, a word without a flag is the environment, as it is for `train`."""
-    if not run:  # `train --resume` has said so
+    """Run the command. If `run` is given, a word without a flag is the environment, as it is for `train`."""
+    if not run:  # `train --resume` has already called it
         loading()
     from freewheel.config.resolve import LimitOptions
     from freewheel.run.checkpoints.resume import ResumeSettings, resume
@@ -106,7 +106,7 @@ def resume_with(argv: Sequence[str], run: str = "") -> int:
 COMMAND = Command(
     name="resume",
     argument="RUN",
-    summary="go on with a run from its newest checkpoint, perhaps for longer (--steps)",
+    summary="continue a run from its newest checkpoint, perhaps for longer (--steps)",
     options=lambda _: ResumeOptions,
     run=resume_with,
     order=1,

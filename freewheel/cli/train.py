@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommandOptions:
-    """What the command does."""
+    """Options of the command itself."""
 
     resume: str = ""
-    """Go on with this run instead, as `freewheel resume RUN` does: only --steps, --minutes and --episodes can be given."""
+    """Continue this run instead, as `freewheel resume RUN` does; only options of `freewheel resume` can be given."""
     dry_run: bool = False
-    """Print the plan and exit; what `train` would refuse is refused."""
+    """Check the options as for a training, print the plan and exit."""
     print_config: bool = False
     """Print all options as JSON, in the form that --config reads, and exit."""
     trust: bool = False
-    """Run code that the file of --config names (an environment, hooks, a network, ...), though you have not written it."""
+    """Run code that the --config file names (an environment, hooks, a network, ...), even if you did not write it."""
 
 
 def _options(argv: Sequence[str]) -> type[Any]:
@@ -42,12 +42,12 @@ def _options(argv: Sequence[str]) -> type[Any]:
 
 
 def _own_types() -> list[type[Any]]:
-    """The options of the command and of every campaign."""
+    """Return the option classes of the command and of every campaign."""
     return [CommandOptions, *(campaign.options for campaign in campaigns.CAMPAIGNS.values())]
 
 
 def _help(argv: Sequence[str]) -> int:
-    """The options that a word after --help finds in any mode, algorithm and world; else those of this command line."""
+    """Show the options of any mode, algorithm and world that match the word after --help, else this command line's."""
     import gymnasium
 
     from freewheel.config import find, flags
@@ -60,7 +60,7 @@ def _help(argv: Sequence[str]) -> int:
     if not is_env and not word.startswith("-") and (found := _about(word, known)):
         sys.stdout.write("\n".join(line for option in found for line in option.lines()) + "\n")
         return 0
-    if not (is_env or word in WORLDS or re.search(r"^-|[:/]|\.py$|-v\d+$", word)):  # no environment either
+    if not (is_env or word in WORLDS or re.search(r"^-|[:/]|\.py$|-v\d+$", word)):  # not an environment either
         near = nearest(word, (option.flag.removeprefix("--") for option in known), "; freewheel train --help lists all")
         raise UsageError(f"nothing in the help of train is about '{word}'{near}")
     env = next(iter(WORLDS[word].ids), word) if word in WORLDS else word
@@ -70,12 +70,12 @@ def _help(argv: Sequence[str]) -> int:
     others = " ".join(option.flag for option in known if option.flag not in shown)
     told = f"Options of other modes, algorithms and environments: {others}"
     sys.stdout.write(textwrap.fill(told, find.WIDTH, break_on_hyphens=False, subsequent_indent="  ") + "\n\n")
-    sys.stdout.write("freewheel train --help WORD tells of options by name or subject, e.g. --help max-lag\n")
+    sys.stdout.write("freewheel train --help WORD finds options by name or subject, e.g. --help max-lag\n")
     return 0
 
 
 def _about(word: str, known: Sequence[Option]) -> list[Option]:
-    """The options that a word of another library stands for in any algorithm, and those that have the word."""
+    """Return the options that a word of another library means in any algorithm, and those that contain the word."""
     from freewheel.config import find, flags, vocabulary, words
     from freewheel.learn.spec import ALGORITHMS
 
@@ -95,7 +95,7 @@ def _run(argv: Sequence[str]) -> int:
     own = flags.build(CommandOptions, words)
     campaign = campaigns.chosen(theirs)
     trains = not (own.dry_run or own.print_config)
-    if trains and ((place := of_torchrun()) is None or not place.rank):  # the first of several learners tells for all
+    if trains and ((place := of_torchrun()) is None or not place.rank):  # only the first of several learners prints it
         loading()
     from freewheel.config import resolve
 
@@ -114,7 +114,7 @@ def _run(argv: Sequence[str]) -> int:
 
         print_line("\n".join(check(config).lines()))
         return 0
-    if not config.env.on_device:  # a process needs about as long to start as what follows to be imported
+    if not config.env.on_device:  # the server process starts while the imports below run; both take about as long
         from freewheel.envs.family import imported_by_workers
         from freewheel.transport import forkserver
 
@@ -131,7 +131,7 @@ def _resume(own: CommandOptions, argv: Sequence[str], *, alone: bool) -> int:
 
     if not alone or own != CommandOptions(resume=own.resume, trust=own.trust):
         others = "".join(f"--{name}, " for name in campaigns.CAMPAIGNS)
-        raise UsageError(f"--resume goes on with one run: leave out {others}--dry-run and --print-config")
+        raise UsageError(f"--resume continues one run: leave out {others}--dry-run and --print-config")
     return resume_with([*argv, *(["--trust"] if own.trust else [])], own.resume)
 
 

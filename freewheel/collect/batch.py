@@ -1,4 +1,4 @@
-"""Mode batch: all envs collect batch k + 1 while the learner trains on batch k; the lag is exactly 1, runs are repeatable."""
+"""Mode batch: all envs collect batch k + 1 while the learner trains on batch k. The lag is 1; runs are repeatable."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from freewheel.transport.stream import SimulationCollector, simulation_wire
 from freewheel.transport.wire import Fragment, Wire
 from freewheel.transport.workers.wire import Size
 
-WAITS, PER_CORE = 0.25, 16  # an env that keeps less than a quarter of a core busy gets so many workers a core
+WAITS, PER_CORE = 0.25, 16  # an env that keeps at most WAITS of a core busy gets up to PER_CORE workers per core
 
 
 @dataclass(frozen=True)
 class BatchConfig(WorkersConfig):
-    """Batch k + 1 from all envs while the learner trains on batch k."""
+    """All envs collect batch k + 1 while the learner trains on batch k."""
 
     collection_batch_size: Annotated[int | None, FRAGMENT] = None
-    """Steps of each env in a fragment, the part that a worker sends at once (default, and at most: --num-steps-per-env)."""
+    """Steps of each env in a fragment, the unit that a worker sends (default and maximum: --num-steps-per-env)."""
     max_queue_size: Annotated[int, Range(least=1, most=10**5)] = 2
     """Batches that may be queued between workers and learner; more than 2 are never used."""
 
     def useful_workers(self, cost: EnvCost) -> int:
-        """One of two numbers, far apart: what a run learns depends on it, and two runs must have the same."""
+        """Return one of two distant numbers, so that repeated runs choose the same one: their results depend on it."""
         cores = usable_cores()
         if cost.duty > WAITS:
             return max(1, cores - 1) if cores > 2 else cores
@@ -86,7 +86,7 @@ class WholeBatches:
         self._pacing, self._quota = pacing, quota  # rows of each author in a batch
         self._waiting: list[deque[Fragment]] = [deque() for _ in range(authors)]
         self._received = [0] * authors  # rows of each author
-        self._batch = 0  # the next to be delivered
+        self._batch = 0  # number of the next batch to deliver
 
     def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]:
         self._waiting[fragment.worker].append(fragment)

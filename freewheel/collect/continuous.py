@@ -1,4 +1,4 @@
-"""Mode continuous: workers act all the time on the newest weights, and the learner trains all the time beside them."""
+"""Mode continuous: workers act without pause on the newest weights while the learner trains without pause."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from freewheel.transport.shm.wire import SharedMemoryWire
 from freewheel.transport.stream import SimulationCollector, simulation_wire
 from freewheel.transport.workers.wire import Size
 
-LONGEST, SHORTEST = 32, 16  # steps of a fragment by default, if an update has so many
+LONGEST, SHORTEST = 32, 16  # bounds on the default steps of a fragment; the lower one needs an update of as many steps
 
 
 @dataclass(frozen=True)
@@ -25,22 +25,22 @@ class ContinuousConfig(WorkersConfig):
     """Free-running workers; the learner trains on their rows, which are at most max_lag versions old."""
 
     collection_batch_size: Annotated[int | None, FRAGMENT] = None
-    """Steps of each env in a fragment, the part that a worker sends to the learner at once: so many × envs of the worker rows
-    (default: half of --num-steps-per-env, between 16 and 32). Never more than max_lag lets be under way."""
+    """Steps of each env in a fragment, the unit that a worker sends to the learner: steps × envs of the worker rows
+    (default: half of --num-steps-per-env, between 16 and 32; at most (max_lag + 1) × --num-steps-per-env)."""
     max_queue_size: Annotated[int | None, Range(least=1, most=10**5)] = None
-    """Fragments that may wait for the learner, over all workers (default: as many as max_lag allows, and more have no effect)."""
+    """Fragments that may wait for the learner, over all workers (default: what max_lag allows; more has no effect)."""
     overflow: Literal["block", "drop-oldest"] = "block"
     """When the queue is full: workers wait, or the oldest fragment is dropped and counted."""
     max_lag: Annotated[int, Range(least=0, most=10**6)] = 2
-    """Updates that may lie between choosing an action and starting the update that learns from it: a hard bound. For learners
-    with a replay buffer it only limits how many batches of rows may be under way."""
+    """Hard bound on the number of updates between choosing an action and starting the update that learns from it. For
+    learners with a replay buffer it only limits how many batches of rows may be under way."""
     patience: Annotated[float, POSITIVE] = 20.0
-    """Mean steps after which the learner no longer waits for a step; if it comes too late, its row is dropped and counted."""
+    """Mean step times that the learner waits for one step; a row that arrives later is dropped and counted."""
     adapt: bool = False
-    """Change how many workers act at a time, the length of fragments and how many may wait while the run goes on, so that queue,
-    GPU and CPU are used as they should be; every change is told with its reason, and is in adapt.jsonl of the run."""
+    """Adjust during the run how many workers act at a time, how long fragments are and how many may wait, to keep the
+    use of queue, GPU and CPU on target. Every change is reported with its reason, also in adapt.jsonl of the run."""
     adapt_patience: Annotated[int, Range(least=1, most=10**6)] = 5
-    """With --adapt: rows of metrics outside a target before a change, and between two changes."""
+    """With --adapt: metrics rows outside a target before a change, and between two changes."""
 
     def build(self, factory: RunnerFactory, spec: CollectSpec) -> Collector:
         size = self.size(spec)
@@ -73,7 +73,7 @@ class ContinuousConfig(WorkersConfig):
         return self.fragment_steps(batch)
 
     def _allowed(self, batch: BatchSpec) -> int:
-        """Fragments of a worker that can ever wait."""
+        """Return the largest number of fragments of one worker that can wait."""
         return fragments.slots(batch, self.max_lag, self.fragment_steps(batch))
 
     def size_notes(self, batch: BatchSpec) -> list[str]:

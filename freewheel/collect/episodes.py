@@ -29,23 +29,23 @@ class EpisodesConfig(WorkersConfig):
     wave: bool = False
     """Begin as many episodes as there are envs and wait for all of them: the barrier that this mode normally avoids."""
     collection_batch_size: Annotated[int, FRAGMENT] = STEPS
-    """Steps of a fragment, the part of an episode that is sent at once."""
+    """Steps of a fragment, the unit in which a worker sends an episode."""
     max_lag: Annotated[int | None, Range(least=0, most=10**6)] = None
-    """Largest lag of a row, which makes the learner wait for long episodes (default: the lag is corrected, not bounded)."""
+    """Largest lag of a row; it makes the learner wait for long ones (default: the lag is corrected, not bounded)."""
     patience: Annotated[float, POSITIVE] = 20.0
-    """With --max-lag: mean steps that one step may take; after that the learner does not wait for its episode and drops it."""
+    """With --max-lag: mean step times that one step may take; if it takes longer, the learner drops its episode."""
     adapt: bool = False
-    """Change how many workers act at a time, the length of fragments and how many may wait while the run goes on, so that queue,
-    GPU and CPU are used as they should be; every change is told with its reason, and is in adapt.jsonl of the run."""
+    """Adjust during the run how many workers act at a time, how long fragments are and how many may wait, to keep the
+    use of queue, GPU and CPU on target. Every change is reported with its reason, also in adapt.jsonl of the run."""
     adapt_patience: Annotated[int, Range(least=1, most=10**6)] = 5
-    """With --adapt: rows of metrics outside a target before a change, and between two changes."""
+    """With --adapt: metrics rows outside a target before a change, and between two changes."""
 
     @property
     def whole_episodes(self) -> bool:
         return True
 
     def chosen(self, cost: EnvCost) -> PlannedWorkers:
-        """One env a worker; lanes that cost nothing stand side by side in as few workers as keep the cores busy."""
+        """Choose one env per worker; lanes that cost nothing share just enough workers to keep the cores busy."""
         workers, each, lanes = self._given()
         if not cost.batched:
             if each is None and workers and lanes and workers != lanes:

@@ -1,4 +1,4 @@
-"""What modes share whose workers act all the time, in fragments under a bound on the lag."""
+"""Shared by modes whose workers act without pause: fragments under a bound on the lag."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from freewheel.rollout.factory import CollectSpec
 
 
 def lag_bound(spec: CollectSpec, *, workers: int, steps: int, first_steps: int, max_lag: int) -> LagBound:
-    """steps: of a fragment, at most; first_steps: of the first ones."""
+    """steps: the most that a fragment can have; first_steps: of the first fragments."""
     return LagBound(
         workers=workers,
         lanes=spec.env.lanes // workers,
@@ -25,7 +25,7 @@ def lag_bound(spec: CollectSpec, *, workers: int, steps: int, first_steps: int, 
 
 
 def under_way(batch: BatchSpec, max_lag: int) -> int:
-    """Steps of each env that the bound on the lag lets be under way."""
+    """Return how many steps of each env the lag bound allows to be under way."""
     return (max_lag + 1) * batch.steps
 
 
@@ -35,5 +35,5 @@ def fragment_steps(batch: BatchSpec, max_lag: int, given: int | None, usual: int
 
 
 def slots(batch: BatchSpec, max_lag: int, steps: int) -> int:
-    """Fragments of a worker, of so many steps, that can ever wait."""
+    """Return how many fragments of one worker, of this many steps, can wait."""
     return -(-under_way(batch, max_lag) // steps) + 1

@@ -1,4 +1,4 @@
-"""Modes of collection: what each must provide, and the registry of all of them."""
+"""Collection modes: the interface that each mode implements, and the registry of all modes."""
 
 from __future__ import annotations
 
@@ -17,57 +17,57 @@ class ModeConfig(Protocol):
     """The options of a mode: a frozen dataclass that builds the Collector."""
 
     @property
-    def lanes(self) -> int: ...  # of all workers; known after `planned`
+    def lanes(self) -> int: ...  # environments over all workers; known after `planned`
 
-    episodes_per_update: int | None = None  # learn from so many whole episodes; None: from S rows
-    max_lag: int | None = None  # rows that are older are never learned from; None: no bound
+    episodes_per_update: int | None = None  # learn from this many whole episodes; None: from S rows
+    max_lag: int | None = None  # the learner never uses a row with a larger lag; None: no bound
 
     def require(self) -> None:
-        """UsageError where a package that the mode needs is not installed."""
+        """Raise UsageError if a package that the mode needs is not installed."""
         return
 
     @property
     def whole_episodes(self) -> bool:
-        """An episode keeps the version that it began with."""
+        """Return whether an episode keeps the version that it began with."""
         return False
 
     @property
     def elsewhere(self) -> bool:
-        """Workers run on other machines: they do not take cores from the learner."""
+        """Return whether workers run on other machines and so take no cores from the learner."""
         return False
 
     @property
     def env_processes(self) -> int:
-        """Processes that step environments, besides the trainer; 0: it steps them itself. Known after `planned`."""
+        """Number of processes that step environments; 0: the trainer steps them itself. Known after `planned`."""
         return 0
 
     @property
     def needs_step_time(self) -> bool:
-        """Whether a number that is not given depends on how long a step takes and what it computes."""
+        """Return whether the plan depends on the measured time and CPU use of a step."""
         return True
 
-    def planned(self, cost: EnvCost) -> Self: ...  # the same with every number that was "auto" chosen
+    def planned(self, cost: EnvCost) -> Self: ...  # a copy with a value for every "auto"
     def build(self, recipe: RunnerFactory, spec: CollectSpec) -> Collector: ...
 
     def first_steps(self, batch: BatchSpec) -> int:
-        """Steps of each env before the learner is given the first rows; after `planned`."""
+        """Steps of each env before the learner receives its first rows; known after `planned`."""
         return batch.steps
 
     def size_notes(self, batch: BatchSpec) -> Sequence[str]:
-        """What to tell the user about options that have another effect than they seem to ask for; after `planned`."""
+        """Notes for the user on options whose effect differs from what they ask for; known after `planned`."""
         return ()
 
     def plan_line(self) -> str:
-        """What acts, in one line for the user."""
+        """Describe the planned workers and envs in one line for the user."""
         return f"{self.lanes} envs"
 
     def remarks(self, cost: EnvCost) -> list[str]:
-        """What the user should know about numbers that were given, or that `planned` chooses."""
+        """Remarks for the user on given numbers or on numbers that `planned` chooses."""
         return []
 
 
 def make_collector(config: ModeConfig, factory: RunnerFactory, spec: CollectSpec) -> Collector:
-    """A collector, with all that the base has."""
+    """Build the collector; methods that it lacks get the defaults of Collector."""
     return with_defaults(config.build(factory, spec), Collector)
 
 
@@ -78,11 +78,11 @@ class Mode:
     name: str
     config: type[ModeConfig]
     summary: str  # one line for the help of --mode
-    simulators: bool = True  # it can collect from a simulator that steps all lanes at once
+    simulators: bool = True  # supports a simulator that steps all lanes at once
     whole_batches: bool = False  # every update gets exactly one batch: the policy must be published after each
     free_running: bool = False  # workers never wait for each other or for an update
-    on_request: bool = False  # only where somebody asks for it: it is not chosen, nor advised
-    dependencies: tuple[str, ...] = ()  # what it needs beside the process of the trainer, for the user
+    on_request: bool = False  # used only on explicit request: never chosen or recommended automatically
+    dependencies: tuple[str, ...] = ()  # what the mode needs besides the trainer's process, for the user
 
 
 MODES: Registry[Mode] = Registry("mode", "MODE", "freewheel.collect")
@@ -94,5 +94,5 @@ ENVS = 8  # default number of environments
 
 
 def count(number: int, noun: str) -> str:
-    """1 worker, 2 workers."""
+    """Return the number with its noun: 1 worker, 2 workers."""
     return f"{number} {noun}" + "s" * (number != 1)

@@ -1,4 +1,4 @@
-"""How many more steps an update needs, where environments are stepped in turn with updates and may fail."""
+"""The steps that an update still needs, in modes that alternate steps and updates and whose environments may fail."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from freewheel.core import Array, Chunk
 
 
 class Quota:
-    """The steps and rows that the present update still needs; they come in chunks of at most `longest` steps (None: as one).
+    """The steps and rows that the current update still needs, in chunks of at most `longest` steps (None: one chunk).
 
-    On-policy, rows that a failed environment lost are made good by more steps before the update, which so learns from rows of its
-    own weights alone. All lanes take these steps together, so the last one may bring rows that the update has no use for.
+    On-policy, extra steps before the update replace the rows that a failed environment lost, so the update learns only
+    from rows of its own weights. All lanes take these steps together, so the last step may bring more rows than needed.
     """
 
     def __init__(self, steps: int, lanes: int, longest: int | None = None, *, on_policy: bool = True) -> None:
         self._steps, self._lanes, self._longest, self._on_policy = steps, lanes, longest or steps, on_policy
-        self._left = steps  # to come
-        self._lacking = 0  # rows that will be missing then
+        self._left = steps  # steps still to come
+        self._lacking = 0  # rows that will be missing after those steps
 
     @property
     def next(self) -> int:
@@ -29,7 +29,7 @@ class Quota:
         return min(self._longest, self._left)
 
     def take(self, chunk: Chunk[Any]) -> tuple[Chunk[Any], int]:
-        """The chunk with no more rows than the update still takes, and how many were left out."""
+        """Return the chunk with no more rows than the update still takes, and how many rows were left out."""
         steps, lanes = chunk.data.valid.shape
         self._left -= steps
         self._lacking += steps * lanes - chunk.rows if self._on_policy else 0
@@ -49,8 +49,8 @@ class Quota:
         return {"done": np.array(self._steps - self._left), "lacking": np.array(self._lacking)}
 
     def restore(self, state: Mapping[str, Array], rows: int) -> None:
-        """`rows` were delivered until then. What earlier versions saved says nothing of rows that were lost, but their learner
-        took as many for each update and holds the rest."""
+        """`rows`: delivered so far. A state saved by an earlier version lacks the number of lost rows, but its learner
+        took the same number of rows for each update and holds the rest."""
         self._left = self._steps - int(state["done"])
         if "lacking" in state:
             self._lacking = int(state["lacking"])

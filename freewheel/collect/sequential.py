@@ -19,7 +19,7 @@ class SequentialConfig(SerialConfig):
     """Lanes: environments stepped side by side."""
 
     def place(self, make: MakeEnv, lanes: range) -> Env:
-        """An Env of these lanes in this process."""
+        """Return an Env of these lanes in this process."""
         return make(lanes, fault_tolerant=True)
 
 

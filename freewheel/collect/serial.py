@@ -39,8 +39,8 @@ from freewheel.timeline.track import NoTrack, Ring, TurnTrack
 from freewheel.transport.workers.heartbeats import kind as kind_of_report
 
 WAIT_CREDIT = WORKER_TIME.index("wait-credit")
-ENVS = "envs"  # their row in the timeline
-LONGEST = 64  # steps of a chunk: limits of time are looked at after each, and environments may be slow
+ENVS = "envs"  # the environments' row in the timeline
+LONGEST = 64  # most steps of a chunk: time limits are checked after each chunk, and environments may be slow
 
 
 class SerialConfig(ModeConfig, ABC):
@@ -117,8 +117,8 @@ class SerialCollector(Collector):
         self._idle_since = perf_counter_ns()
         self._track = NoTrack() if trace is None else _traced(trace, runner)
         self._warm = self._acting = False
-        self._lost = Counter[str]()  # rows that failed environments took with them, by cause, and stale ones
-        self._reports, self._told = list[str](), set[str]()  # what is to be told of failures, and the kinds that were
+        self._lost = Counter[str]()  # rows lost to failed environments, by cause, and stale rows
+        self._reports, self._told = list[str](), set[str]()  # failure reports to show, and the kinds already shown
 
     def __enter__(self) -> Self:
         return self
@@ -156,12 +156,12 @@ class SerialCollector(Collector):
         return None  # nothing is ever left open or queued between two calls
 
     def _count_failures(self, failures: Sequence[Failure]) -> None:
-        """Rows are counted, and every kind of failure is told once."""
+        """Count the lost rows, and report every kind of failure once."""
         for failure in failures:
             given_up = failure.cause == "quarantine"
             if not failure.in_reset and not given_up:
                 self._lost[failure.cause] += 1
-            if given_up:  # the failure itself has been told
+            if given_up:  # the failure itself has been reported
                 self._reports.append(failure.report.split("\n", 1)[0])
             elif (about := kind_of_report(failure.report)) not in self._told:
                 self._told.add(about)
@@ -191,7 +191,7 @@ class SerialCollector(Collector):
         return {"out_of_space": self._runner.out_of_space}
 
     def state_dict(self) -> dict[str, Array]:
-        """As of the last chunk that was delivered."""
+        """Return the state as of the last delivered chunk."""
         lost = np.array([self._lost[cause] for cause in CAUSES], np.int64)
         return self._runner.state_dict() | self._posted.state() | self._quota.state() | {"lost": lost}
 
@@ -199,7 +199,7 @@ class SerialCollector(Collector):
         self._runner.load_state_dict(state)
         self._posted.restore(state)
         self._quota.restore(state, self._runner.produced)
-        lost = np.asarray(state["lost"]).tolist() if "lost" in state else []  # not in those of before 0.2
+        lost = np.asarray(state["lost"]).tolist() if "lost" in state else []  # missing in states saved before 0.2
         self._lost = Counter({cause: rows for cause, rows in zip(CAUSES, lost, strict=False) if rows})
 
     def _waited(self) -> None:
@@ -209,7 +209,7 @@ class SerialCollector(Collector):
 
 
 def _traced(trace: SpanRecording, runner: SerialRunner) -> TurnTrack:
-    """The environments of this process in the timeline: cut between two steps, where the runner steps in this process."""
+    """Add this process's environments to the timeline; the track of a Runner is cut between two steps."""
     ring, now = Ring.private(), perf_counter_ns()
     trace.attach({ENVS: ring}, "envs")
     trace.latest = trace.number(ENVS, "envs")

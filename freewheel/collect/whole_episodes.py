@@ -1,4 +1,4 @@
-"""What modes share whose workers play whole episodes: how these are issued, and how fragments become episodes again."""
+"""Shared by modes whose workers play whole episodes: issuing episodes, and joining fragments to episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from freewheel.pacing.episode_queue import EpisodeOrder, EpisodeQueue
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.transport.wire import Fragment, Wire
 
-STEPS = 128  # of a fragment, by default
+STEPS = 128  # default length of a fragment
 SLOTS = 4  # fragments of a worker that may wait; the learner's side joins them to episodes
 
 
@@ -27,7 +27,7 @@ def episode_queue(
     max_lag: int | None,
     wave: bool = False,
 ) -> EpisodeQueue:
-    """steps: of a fragment, at most; episodes: of an update, None: it learns from S rows; wave: see EpisodesConfig."""
+    """steps: most per fragment; episodes: number per update, None: an update takes S rows; wave: see EpisodesConfig."""
     side_by_side = spec.env.lanes // workers
     return EpisodeQueue(
         order=EpisodeOrder(factory.seed, spec.env.lanes, factory.first_lane),
@@ -44,10 +44,10 @@ def episode_queue(
 
 
 class WholeEpisodes:
-    """Joins fragments to episodes, those of a worker's envs side by side. Implements Assembly."""
+    """Joins fragments to episodes; a worker's envs stay side by side. Implements Assembly."""
 
     takes_parts, gathers, only_waited_for = False, True, False
-    oldest = None  # a worker announces the version of its episode until the end is here
+    oldest = None  # the worker itself announces its episode's version until the end of the episode is here
 
     def __init__(self, queue: EpisodeQueue, spec: CollectSpec) -> None:
         self._queue, self._env, self._longest = queue, spec.env.name, spec.longest
@@ -109,7 +109,7 @@ class WholeEpisodes:
         return sum(part.rows for parts in self._parts for part in parts)
 
     def wait(self, wire: Wire) -> None:
-        """Begin the next wave when the last one is over and all of it was taken."""
+        """Begin the next wave when the last one is over and the learner has taken all of it."""
         permits, queue = wire.permits, self._queue
         if queue.wave and permits.locked(queue.wave_is_over) and not wire.queued_versions():
             permits.wake(permits.locked(queue.release))

@@ -1,4 +1,4 @@
-"""Modes with workers: how many there are, and how many environments each of them has."""
+"""Modes with workers: the number of workers, and of environments per worker."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from freewheel.rollout.probe import EnvCost, usable_cores
 
 CHEAP = 20e-6  # seconds: one worker with shorter steps than this is faster than the learner
 WORKER_STEP = 100e-6  # processor seconds that a worker adds to a step of its env
-MOST_WAITING = 64  # workers of an env that waits, unless there are more cores: more than these outrun the learner
+MOST_WAITING = 64  # most workers for an env that waits, unless there are more cores: more would outrun the learner
 WORKER_MEMORY = 12 << 20  # bytes of a worker without its envs
-MEMORY_SHARE = 0.75  # of the free memory, for the envs of a plan
+MEMORY_SHARE = 0.75  # share of the free memory that the envs of a plan may use
 
 
 class PlannedWorkers(NamedTuple):
-    """How many workers there are, and how many envs each of them has."""
+    """The number of workers, and of envs per worker."""
 
     workers: int
     envs_per_worker: int
@@ -36,7 +36,7 @@ class WorkersConfig(ModeConfig):
     """Workers, each with its own environments."""
 
     workers: Annotated[int | Auto, Range(least=1, most=10_000)] = "auto"
-    """Worker processes (also --num-collectors, --n-workers); auto: as many as the cores and the measured step time suggest."""
+    """Worker processes (also --num-collectors, --n-workers); auto: chosen by the cores and the measured step time."""
     envs_per_worker: Annotated[int | Auto, LANES] = "auto"
     """Environments of a worker, stepped in turn."""
     num_envs: Annotated[int | Auto, LANES] = "auto"
@@ -54,7 +54,7 @@ class WorkersConfig(ModeConfig):
             raise UsageError(f"{workers} workers x {each} envs are not {lanes} envs; leave one of the three out")
 
     def _given(self) -> tuple[int | None, int | None, int | None]:
-        """Workers, envs of each, and all envs; None where not given."""
+        """Return workers, envs per worker and all envs; None for each that is not given."""
         workers, each, lanes = (
             None if value == "auto" else value for value in (self.workers, self.envs_per_worker, self.num_envs)
         )
@@ -62,7 +62,7 @@ class WorkersConfig(ModeConfig):
 
     @property
     def numbers(self) -> PlannedWorkers:
-        """As far as they are known: what is still to be chosen counts as one, the least that it can be. `planned` chooses all."""
+        """The known numbers; a number that `planned` has not yet chosen counts as one, its minimum."""
         workers, each, lanes = (value or 1 for value in self._given())
         return PlannedWorkers(workers, max(each, lanes // workers))
 
@@ -75,15 +75,15 @@ class WorkersConfig(ModeConfig):
 
     @property
     def needs_step_time(self) -> bool:
-        """Also where more workers than cores are given: whether they act in turn depends on what they compute."""
+        """Return True also for more workers than cores: then the measured CPU use decides whether they act in turn."""
         return self.workers == "auto" or self.workers > usable_cores()
 
     def useful_workers(self, cost: EnvCost) -> int:
-        """How many workers keep the cores busy."""
+        """Return how many workers keep the cores busy."""
         return useful_workers(cost)
 
     def chosen(self, cost: EnvCost) -> PlannedWorkers:
-        """The numbers that were given, and what goes with them."""
+        """Return the given numbers, and values for the others that fit them."""
         workers, each, lanes = self._given()
         if workers is None:
             room = memory_room(cost)
@@ -93,7 +93,7 @@ class WorkersConfig(ModeConfig):
         return PlannedWorkers(workers, each or (lanes // workers if lanes else max(1, ENVS // workers)))
 
     def planned(self, cost: EnvCost) -> Self:
-        """The same with every number chosen."""
+        """Return a copy with every number chosen."""
         found = self.chosen(cost)
         return replace(self, workers=found.workers, envs_per_worker=found.envs_per_worker, num_envs=found.lanes)
 
@@ -103,7 +103,7 @@ class WorkersConfig(ModeConfig):
         return self.numbers.lanes
 
     def fragment_steps(self, batch: BatchSpec) -> int:
-        """Steps of each env in a fragment, the part that a worker hands over at once; after planning."""
+        """Steps of each env in a fragment, the unit that a worker hands over; known after planning."""
         return batch.steps
 
     def plan_line(self) -> str:
@@ -123,8 +123,8 @@ class WorkersConfig(ModeConfig):
 
 
 def useful_workers(cost: EnvCost) -> int:
-    """How many workers keep the cores busy: by cores if the env computes, one less than cores if the learner can have a core of
-    its own or will be slower anyway; if it waits, cores times a power of two, because the measurement is not exact."""
+    """Return how many workers keep the cores busy. If the env computes: one per core, less one if the learner can have
+    a core or will be slower anyway. If it waits: cores times a power of two, because the measurement is not exact."""
     cores = usable_cores()
     if cost.computes:
         return max(1, cores - 1) if cores > 2 or cost.fast < CHEAP else cores
@@ -138,13 +138,13 @@ def worker_cores(cost: EnvCost) -> float:
 
 
 def memory_room(cost: EnvCost) -> int:
-    """How many envs, each with a worker, fit into the free memory: a power of two, because what is free changes."""
+    """Return how many envs, each with a worker, fit into the free memory: a power of two, because it varies."""
     room = MEMORY_SHARE * free_memory() / (WORKER_MEMORY + cost.memory)
     return 1 << max(0, math.floor(math.log2(max(room, 1.0))))
 
 
 def require_room(cost: EnvCost, lanes: int, workers: int) -> None:
-    """SetupError if so many envs and workers do not fit into the free memory."""
+    """Raise SetupError if these envs and workers do not fit into the free memory."""
     need, free = lanes * cost.memory + workers * WORKER_MEMORY, free_memory()
     if need > free:
         each = f"{lanes:,} envs of {in_words(cost.memory)} each, as measured"
@@ -154,7 +154,7 @@ def require_room(cost: EnvCost, lanes: int, workers: int) -> None:
 
 
 def _rounded(value: float) -> str:
-    """To one figure, so that a plan does not change with every measurement."""
+    """Round to one digit, so that a remark does not change with every measurement."""
     digits = math.floor(math.log10(max(value, 1.0)))
     return f"{round(value, -digits):,.0f}"
 

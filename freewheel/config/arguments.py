@@ -1,6 +1,6 @@
-"""The keyword arguments of `freewheel.train`, for editors and type checkers; nothing imports this when it runs.
+"""The keyword arguments of `freewheel.train`, for editors and type checkers; nothing imports this at run time.
 
-This file is written by `python -m freewheel.config.signature`.
+`python -m freewheel.config.signature` writes this file.
 """
 
 from __future__ import annotations

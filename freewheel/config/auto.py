@@ -1,4 +1,4 @@
-"""Options that are auto until the world is known: an algorithm names what suits its kind of actions; what is given stays."""
+"""Chooses options that are auto until the world is known, as the algorithm suggests for it; given values stay."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from freewheel.errors import UsageError
 from freewheel.learn.spec import ReplayConfig
 from freewheel.rollout.probe import EnvCost, usable_cores
 
-UPDATES = 4  # that are to fit at least into a run with little time
-#: Rows a second that a learner with a replay buffer takes where it publishes for each few, on a busy machine.
+UPDATES = 4  # the least number of updates in a run with little time
+#: Rows per second that a learner with a replay buffer takes on a busy machine, if it publishes after every few rows.
 TAKEN = 500
-PUBLISH_EVERY = 8  # rows between two versions of a policy with a replay buffer, where workers do not wait for it
-SHORTEST = 8  # steps of a lane in an update: advantages are estimated along them
-MEASURED = "default where the learner sets the speed"  # the source of options that follow from what was measured
+PUBLISH_EVERY = 8  # rows between two policy versions with a replay buffer, if workers do not wait for them
+SHORTEST = 8  # the fewest steps of a lane in an update, because advantages are estimated along them
+MEASURED = "default where the learner sets the speed"  # the source of options that follow from measurements
 KINDS = {"box": "Box actions", "discrete": "Discrete actions"}
 
 
 def kind_of(world: EnvSpec) -> str:
-    """What defaults go by, in words."""
+    """Return the kind of world by which defaults are chosen, in words."""
     return "a batched simulator" if world.batched_on_device else KINDS[world.action.kind]
 
 
 def settle(config: Config, world: EnvSpec) -> Config:
-    """The same with every such option chosen."""
+    """Return the config with every such option chosen."""
     source = f"default for {kind_of(world)}"
     if config.run.num_steps_per_env == "auto":
         run = replace(config.run, num_steps_per_env=_steps_per_env(config, world))
@@ -52,7 +52,7 @@ def settle(config: Config, world: EnvSpec) -> Config:
 
 
 def lighter(given: Config, settled: Config) -> Sequence[Config]:
-    """The same with updates that cost less and less a row, as far as nobody has decided how they are made."""
+    """Return configs whose updates cost less and less per row; options that somebody has set do not change."""
     decided = {name for name in given.sources if flags.flatten(given.to_json()).get(name) != "auto"}
     free = [options for options in given.learner.lighter() if not decided & options.keys()]
     made = ({name.partition(".")[2]: value for name, value in options.items()} for options in free)
@@ -64,15 +64,15 @@ def lighter(given: Config, settled: Config) -> Sequence[Config]:
 
 
 def _steps_per_env(config: Config, world: EnvSpec) -> int:
-    """So many that an update has its rows, whatever the number of lanes; an update is no longer than the run."""
+    """Return the steps that give an update its rows for any number of lanes; an update is no longer than the run."""
     rows, whole = config.learner.rows_per_update(world), config.run.budget.steps
     steps = max(SHORTEST, round(rows / world.lanes))
     return steps if whole is None or world.batched_on_device else min(steps, max(1, -(-whole // world.lanes)))
 
 
 def sooner(config: Config, cost: EnvCost) -> tuple[Config, list[str]]:
-    """The same with fewer rows before the first update, where the run would end before that and nobody has asked for so many, and
-    a line about it."""
+    """Return the config and no line; or, if the run would end before its first update and nobody has set the number of
+    rows before that, the config with fewer of them and a line about it."""
     learner, budget = config.learner, config.run.budget
     limit, name = _most_rows(config, cost), f"--minutes {budget.minutes}"
     option, made = "num_steps_per_env", config
@@ -87,18 +87,18 @@ def sooner(config: Config, cost: EnvCost) -> tuple[Config, list[str]]:
     elif learner.on_policy and config.run.num_steps_per_env == "auto" and not config.collector.episodes_per_update:
         rows = limit / UPDATES
         if rows < learner.rows_per_update(cost.spec) and not cost.spec.batched_on_device:
-            count = 2 ** int(math.log2(max(rows / config.collector.lanes, SHORTEST)))  # in spite of small differences
+            count = 2 ** int(math.log2(max(rows / config.collector.lanes, SHORTEST)))  # hides small differences in cost
             count = min(count, budget.steps or count)
             made = replace(config, run=replace(config.run, num_steps_per_env=count))
     if made is config:
         return config, []
-    told = f"--{option.replace('_', '-')} {count}: {name} would end before the usual number of rows has come"
+    told = f"--{option.replace('_', '-')} {count}: {name} would end before the usual number of rows is collected"
     return replace(made, sources={**config.sources, option: f"default for {name}"}), [told]
 
 
 def _most_rows(config: Config, cost: EnvCost) -> float:
-    """About so many rows at most come in half of the minutes of a run, by what an environment costs; the other half is for the
-    start and evaluations."""
+    """Estimate the most rows that are collected in half of a run's minutes, from the cost of an environment. The other
+    half is for the start and evaluations."""
     minutes, collector = config.run.budget.minutes, config.collector
     if minutes is None or cost.own <= 0 or config.env.batched or collector.elsewhere:
         return math.inf
@@ -107,8 +107,8 @@ def _most_rows(config: Config, cost: EnvCost) -> float:
 
 
 def with_publications(config: Config, spec: EnvSpec) -> Config:
-    """The same with an interval between two versions of the policy that does not grow with the number of workers, where rows
-    come from a replay buffer and workers do not wait for a new version."""
+    """Set an interval between two versions of the policy that does not grow with the number of workers, if rows come
+    from a replay buffer and workers do not wait for a new version."""
     learner, steps = config.learner, config.run.steps_per_env
     free = isinstance(config.collector, WorkersConfig) and not MODES[config.mode].whole_batches
     chosen = not config.sources.get("num_steps_per_env", "").startswith("algorithm ")  # by the user, or a preset
@@ -119,7 +119,7 @@ def with_publications(config: Config, spec: EnvSpec) -> Config:
 
 
 def check_publications(config: Config, rows: int) -> None:
-    """Workers wait for a new version of the policy after S rows: the learner must publish one by then."""
+    """Raise UsageError if publish_every does not fit the `rows` after which workers wait for a new policy version."""
     every, mode = config.learner.publish_every, MODES[config.mode]
     if every is None or not isinstance(config.collector, WorkersConfig):
         return

@@ -1,8 +1,8 @@
-"""Consent: what a file says is data. Code that it names is imported only if its user agrees, or has written the file.
+"""Consent: code that a file names is imported only if the user agrees, or has written the file.
 
-What is typed on a command line or passed in Python is consent in itself, and so is a file that this user's Freewheel has
-written on this machine (files/origin.py). Everything else needs --trust. Names of our own worlds and of Gymnasium's registry are
-no code: what they import was chosen by those who installed it. docs/security.md tells it to users.
+A value that is typed on a command line or passed in Python needs no other consent, nor does a file that this user's
+Freewheel has written on this machine (files/origin.py). Everything else needs --trust. Names of our worlds and of
+Gymnasium's registry are not code: whoever installed them chose what they import. docs/security.md explains it to users.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from freewheel.files.origin import refusal
 from freewheel.files.read import show
 from freewheel.registry import names_code
 
-#: What is about to be done with a config: train imports all that it names, play only the environment.
+#: The purpose of a config: train imports everything that it names, play only the environment.
 Use = Literal["train", "play", "nothing"]
 #: Options whose values are never imported, whatever they look like.
 PLAIN = ("config", "console", "context", "device", "init", "measures", "run", "sinks", "wandb_project")
@@ -27,13 +27,13 @@ PLAIN = ("config", "console", "context", "device", "init", "measures", "run", "s
 
 @dataclass(frozen=True)
 class Consent:
-    """What the user has agreed to, and what for."""
+    """The user's consent, and the purpose of the config."""
 
-    trust: bool = False  # whatever files name may be imported
+    trust: bool = False  # whether all code that files name may be imported
     use: Use = "train"
 
     def check(self, layers: Sequence[flags.Layer], family: WorldFamily) -> None:
-        """ConsentError about the first code that an untrusted file names in an option that counts."""
+        """Raise ConsentError about the first code that an untrusted file names in an option that takes effect."""
         merged, _ = flags.merge(layers)
         owner = {name: layer for layer in layers for name in layer.flags}
         for name, words in merged.items():
@@ -41,7 +41,7 @@ class Consent:
                 raise refusal(owner[name].source.removeprefix("file "), f"{name} {show(found[0])}")
 
     def _code(self, name: str, words: flags.Tokens, family: WorldFamily) -> Sequence[str]:
-        """The values of an option that are imported, or are places for the environment to read or write."""
+        """Return the values of an option that are imported, or that are places for the environment to read or write."""
         if self.use == "nothing" or name in PLAIN:
             return []
         if name == "env":
@@ -56,7 +56,7 @@ class Consent:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON."""
+    """Yield all texts in a value of JSON."""
     if isinstance(value, str):
         yield value
     inside = (

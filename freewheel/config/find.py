@@ -1,4 +1,4 @@
-"""Every option of `train`, of any mode, algorithm and world: found by a word, and named in the help of others."""
+"""Finds options of `train` by a word, in any mode, algorithm and world, for the help."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Option:
     where: tuple[str, ...]  # --mode continuous, --algo sac, drone environments; empty: everywhere
 
     def lines(self) -> Iterator[str]:
-        """For the help, WIDTH columns wide."""
+        """Yield the lines for the help, WIDTH columns wide."""
         yield f"{self.flag}  (default: {self.default})" if self.default else self.flag
         where = f" [{', '.join(self.where)}]" if self.where else ""
         yield from textwrap.wrap(self.text + where, WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def all_options(*more: type[Any]) -> list[Option]:
-    """All options of `train` by name; `more` are those of the command itself."""
+    """Return all options of `train`; `more` are the option classes of the command itself."""
     parts: list[tuple[str, Any, str]] = [("", kind, "") for kind in (resolve._choices(), resolve.RunConfig, *more)]
     parts += [("", mode.config, f"--mode {mode.name}") for mode in MODES.values()]
     parts += [("policy.", PolicyConfig, "")]
@@ -57,14 +57,14 @@ def all_options(*more: type[Any]) -> list[Option]:
 
 
 def matching(word: str, options: Sequence[Option]) -> list[Option]:
-    """Options whose name contains the word, else those whose description does."""
+    """Return the options whose name contains the word, else those whose description does."""
     wanted = flags.canonical(word.lstrip("-")).lower()
     named = [one for one in options if wanted in flags.canonical(one.flag.lstrip("-")).lower()]
     return named or [one for one in options if re.search(rf"(?i)\b{re.escape(wanted.replace('_', ' '))}", one.text)]
 
 
 def _fields(kind: type[Any]) -> Iterator[tuple[str, str, str]]:
-    """Name, default and description of every option of a dataclass, those of dataclasses in it included."""
+    """Yield name, default and description of every option of a dataclass and of its nested dataclasses."""
     hints, texts = flags.hints_of(kind), _descriptions(kind)  # type: ignore[arg-type] # classes can be hashed
     for name, field, inner in flags.options_of(kind, "", flat=True):
         if dataclasses.is_dataclass(inner):
@@ -84,7 +84,7 @@ def _shown(field: dataclasses.Field[Any]) -> str:
 
 
 def _descriptions(kind: type[Any]) -> Mapping[str, str]:
-    """The text below every field of a dataclass and of its bases."""
+    """Return the docstring of every field of a dataclass and of its bases."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):

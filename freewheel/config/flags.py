@@ -25,12 +25,12 @@ from freewheel.registry import require_package
 
 T = TypeVar("T")
 TOML_SIZE = 1 << 20  # bytes
-#: A key of 40 parts; the time that tomllib takes grows with the square of their number.
+#: A key of 40 parts or more. The time that tomllib takes grows with the square of the number of parts.
 DOTTED = re.compile(rb"""(?<![\w-])(?:(?:[\w-]++|"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){40}""")
 Tokens = tuple[str, ...]
 Flags = dict[str, Tokens]  # "ppo.lr" -> ("0.001",)
 
-#: Marks a dataclass in a dataclass of options: its options have no prefix.
+#: Marks a nested dataclass of options: its options have no prefix.
 FLAT: Any = tyro.conf.OmitArgPrefixes
 _CONFIG = (tyro.conf.FlagConversionOff,)
 Types = Mapping[str, Any]
@@ -40,7 +40,7 @@ _RULES = tyro.constructors.ConstructorRegistry()
 
 
 def named(flag: str = "", description: str | None = None) -> Any:
-    """An annotation that gives an option another name than its field, or a description made at run time."""
+    """Return an annotation that gives an option another name than its field's, or a description made at run time."""
     return tyro.conf.arg(name=flag or None, help=description)
 
 
@@ -54,7 +54,7 @@ def _read_table(words: list[str]) -> tuple[tuple[float, ...], ...]:
     return table
 
 
-#: Rows with equally many numbers, written as JSON.
+#: Rows of numbers, all of the same length, written as JSON.
 Table: typing.TypeAlias = Annotated[
     tuple[tuple[float, ...], ...],
     tyro.constructors.PrimitiveConstructorSpec(
@@ -73,8 +73,8 @@ class Layer:
 
     source: str
     flags: Flags
-    words: dict[str, str] = dataclasses.field(default_factory=dict)  # words of other libraries, and what they stand for
-    trusted: bool = True  # whether code that it names may be imported (config/consent.py)
+    words: dict[str, str] = dataclasses.field(default_factory=dict)  # flags of other libraries -> our flags
+    trusted: bool = True  # whether code that this layer names may be imported (config/consent.py)
 
     def add(self, option: str, value: Tokens, word: str = "") -> None:
         """Add an option that was written as `word`; UsageError if it is there already under another name."""
@@ -87,12 +87,12 @@ class Layer:
 
 @functools.cache
 def hints_of(kind: type[Any]) -> Mapping[str, Any]:
-    """The types of the fields; reading them takes long."""
+    """Return the types of the fields; cached, because reading them is slow."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
 def options_of(kind: type[Any], prefix: str, *, flat: bool) -> Iterator[tuple[str, dataclasses.Field[Any], Any]]:
-    """The name of every field as an option, the field and its type; `flat`: names have no prefix."""
+    """Yield (option name, field, type) for every field; flat nested dataclasses (`flat`: all of them) have no name."""
     hints = hints_of(kind)  # type: ignore[arg-type] # classes can be hashed
     for field in dataclasses.fields(kind):
         hint = hints[field.name]
@@ -107,7 +107,7 @@ def options_of(kind: type[Any], prefix: str, *, flat: bool) -> Iterator[tuple[st
 
 
 def option_types(options: type[Any], prefix: str = "", *, flat: bool = False) -> dict[str, Any]:
-    """The dotted name and type of every option of a dataclass of dataclasses."""
+    """Return the type of every option by its dotted name, including options of nested dataclasses."""
     found: dict[str, Any] = {}
     for name, _, kind in options_of(options, prefix, flat=flat):
         if dataclasses.is_dataclass(kind):
@@ -118,7 +118,7 @@ def option_types(options: type[Any], prefix: str = "", *, flat: bool = False) ->
 
 
 def values(options: Any) -> dict[str, Any]:
-    """The value of every option of a dataclass by its name, those of dataclasses in it included, without a prefix."""
+    """Return the value of every option by its name without a prefix, including options of nested dataclasses."""
     found: dict[str, Any] = {}
     for name, field, kind in options_of(type(options), "", flat=True):
         value = getattr(options, field.name)
@@ -128,7 +128,7 @@ def values(options: Any) -> dict[str, Any]:
 
 @_RULES.struct_rule
 def _renamed(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """A dataclass that does not know tyro: the metadata of its fields say `flag` (the option's name) and `help`."""
+    """Handle dataclasses without tyro's annotations: the fields' metadata has `flag` (the option's name) and `help`."""
     kind = info.type
     if not dataclasses.is_dataclass(kind) or not all("flag" in field.metadata for field in dataclasses.fields(kind)):
         return None
@@ -143,7 +143,7 @@ def _renamed(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Struct
 def read_argv(
     argv: Sequence[str], known: Mapping[str, Any], free: str = "", answers: Mapping[str, str] = NONE
 ) -> tuple[list[str], Flags]:
-    """Positional arguments and flags. Names under `free` (e.g. "env.") are open: each takes one value."""
+    """Return positional arguments and flags. Any name under `free` (e.g. "env.") is allowed and takes one value."""
     others, flags = split_argv(argv, known, free)
     for word in others:
         if word.startswith("--"):
@@ -154,7 +154,7 @@ def read_argv(
 
 
 def split_argv(argv: Sequence[str], known: Mapping[str, Any], free: str = "") -> tuple[list[str], Flags]:
-    """All words that belong to no known flag, in their order, and the known flags."""
+    """Return all words that belong to no known flag, in their order, and the known flags."""
     others: list[str] = []
     flags: Flags = {}
     words = list(argv)
@@ -177,18 +177,18 @@ def split_argv(argv: Sequence[str], known: Mapping[str, Any], free: str = "") ->
 
 
 def canonical(name: str) -> str:
-    """The name of an option as a field: dashes and underscores are the same."""
+    """Return an option's name as that of a field: dashes become underscores."""
     return name.replace("-", "_")
 
 
 def check_names(names: Iterable[str], known: Types, where: str = "", answers: Texts = NONE, free: str = "") -> None:
-    """UsageError about the first name that is no option; `where` names the file it is in, if it is in one, and `answers` has
-    what to do in place of names that other libraries use; `free`: read_argv."""
+    """Raise UsageError about the first name that is not an option. `where` is the file with the names, if there is one;
+    `answers` has advice for names of other libraries; `free`: see read_argv."""
     for name in names:
         if name not in known:
             written, place = (str, f" in {where}") if where else (as_flag, "")
             group = name.partition(".")[0]
-            ours = any(one.startswith(f"{group}.") for one in known)  # else it is a table elsewhere
+            ours = any(one.startswith(f"{group}.") for one in known)  # else it may be a table of another library
             if answer := answers.get(name if ours else group):
                 table = f"{name}{place} is a table of options: " if where and ours else ""
                 raise UsageError(f"{table or f'there is no {written(name)}{place}: '}{answer}")
@@ -199,7 +199,7 @@ def check_names(names: Iterable[str], known: Types, where: str = "", answers: Te
 
 
 def read_file(path: Path, *, typed: bool) -> dict[str, Any]:
-    """The options in a JSON or TOML file. One that the user has typed may also be a link or a pipe."""
+    """Read the options in a JSON or TOML file. A file that the user has typed may also be a link or a pipe."""
     try:
         most = TOML_SIZE if path.suffix == ".toml" else JSON_SIZE
         data = typed_content(path, most) if typed else content(path, most)
@@ -219,13 +219,13 @@ def _read_toml(data: bytes | bytearray, path: Path) -> dict[str, Any]:
         raise FileError(f"{path} is not valid toml: a key has too many parts")
     try:
         return tomllib.loads(data.decode())
-    except (ValueError, RecursionError) as error:  # ValueError: also of the text's encoding
+    except (ValueError, RecursionError) as error:  # ValueError: also for text that is not UTF-8
         what = "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
         raise FileError(f"{path} is not valid toml: {what}") from None
 
 
 def flatten(data: Mapping[str, Any], free: str = "", prefix: str = "") -> dict[str, Any]:
-    """{"ppo": {"lr": 1}} -> {"ppo.lr": 1}; names that start with `free` keep their values whole."""
+    """Turn {"ppo": {"lr": 1}} into {"ppo.lr": 1}; names that start with `free` keep their values whole."""
     flat: dict[str, Any] = {}
     for key, value in data.items():
         name = canonical(prefix + key)
@@ -235,12 +235,12 @@ def flatten(data: Mapping[str, Any], free: str = "", prefix: str = "") -> dict[s
 
 
 def tokens(value: Any) -> Tokens:
-    """A value as it would be typed on the command line."""
+    """Return a value as it would be typed on the command line."""
     return tuple(map(str, value if isinstance(value, (list, tuple)) else [value]))
 
 
 def merge(layers: Sequence[Layer]) -> tuple[Flags, dict[str, str]]:
-    """The tokens of every option from the last layer that has it, and the source of that layer."""
+    """Return the tokens of every option from the last layer that has it, and the source of that layer."""
     merged: Flags = {}
     sources: dict[str, str] = {}
     for layer in layers:
@@ -250,7 +250,7 @@ def merge(layers: Sequence[Layer]) -> tuple[Flags, dict[str, str]]:
 
 
 def build(options: type[T], flags: Flags) -> T:
-    """The typed options, or a UsageError about the first value that does not fit its type."""
+    """Build the typed options; raise UsageError about the first value that does not fit its type."""
     types_of, given = option_types(options), {}
     for name, words in flags.items():
         kind = types_of[name]
@@ -263,7 +263,7 @@ def build(options: type[T], flags: Flags) -> T:
 
 
 def _given_fields(kind: type[Any], given: Mapping[str, Any], prefix: str, *, flat: bool) -> dict[str, Any]:
-    """The fields of a dataclass of options that differ from their defaults, those in dataclasses in it included."""
+    """Return the given values by field; a nested dataclass is its default with the given values."""
     found: dict[str, Any] = {}
     for name, field, inner in options_of(kind, prefix, flat=flat):
         if not dataclasses.is_dataclass(inner):
@@ -276,7 +276,7 @@ def _given_fields(kind: type[Any], given: Mapping[str, Any], prefix: str, *, fla
 
 @functools.lru_cache(maxsize=4096)
 def _value(kind: Any, words: Tokens) -> Any:
-    """These words as a value of this type, read by tyro: a parser of one option is made in a moment, one of all is not."""
+    """Convert words to a value of this type with tyro: a parser of one option is built fast, one of all is not."""
     one = dataclasses.make_dataclass("One", [("value", kind)])
     argv = [f"--value={words[0]}"] if len(words) == 1 else ["--value", *words]  # one value may start with a dash
     with contextlib.redirect_stderr(io.StringIO()):  # tyro prints a box; our message is one line
@@ -284,13 +284,13 @@ def _value(kind: Any, words: Tokens) -> Any:
 
 
 def shortened(text: str) -> str:
-    """The beginning of what was given, for a message."""
+    """Return the printable beginning of what the user gave, for a message."""
     text = ascii(" ".join(text.split()))[1:-1] if not text.isprintable() else text
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 def with_own(options: type[Any], *owns: type[Any], doc: str | None = None) -> type[Any]:
-    """These options and those of a command of its own, for its help."""
+    """Return a dataclass of these options and of a command's own options, for its help."""
     fields: list[Any] = [
         (f"own{i}", Annotated[own, FLAT], dataclasses.field(default_factory=own)) for i, own in enumerate(owns)
     ]
@@ -306,17 +306,17 @@ def show_help(options: type[Any], prog: str) -> None:
 
 
 def as_flag(name: str) -> str:
-    """An option as it is written on a command line."""
+    """Return an option as it is written on a command line."""
     return f"--{name.replace('_', '-')}"
 
 
 def _is_switch(kind: Any) -> bool:
-    """Whether a flag of this type needs no value: True or False, or auto as well."""
+    """Return whether a flag of this type needs no value, because it is True or False (perhaps also auto)."""
     return bool in (kind, *typing.get_args(kind))
 
 
 def _take(words: list[str], kind: Any, flag: str) -> Tokens:
-    """The values that belong to a flag of this type."""
+    """Remove and return the values that belong to a flag of this type."""
     if _is_switch(kind) and (not words or words[0].lower() not in ("true", "false", "auto")):
         return ("True",)
     if typing.get_origin(kind) is tuple:
@@ -331,11 +331,11 @@ def _take(words: list[str], kind: Any, flag: str) -> Tokens:
 
 
 def _normalised(word: str, kind: Any) -> str:
-    """A word as tyro reads it: True, None, 100000 for true, none, 1e5, if the type allows these."""
+    """Return a word as tyro reads it: True, None, 100000 for true, none, 1e5 or 100k, if the type allows these."""
     kinds = {kind, *typing.get_args(kind)}
     if (bool in kinds or types.NoneType in kinds) and word.capitalize() in ("True", "False", "None"):
         return word.capitalize()
-    if word.lower() in kinds.union(*map(typing.get_args, kinds)):  # one of the choices, in letters of another case
+    if word.lower() in kinds.union(*map(typing.get_args, kinds)):  # one of the choices, perhaps in upper case
         return word.lower()
     if int in kinds and (thousands := re.fullmatch(r"([0-9.]+)([km])", word.lower())):
         word = f"{thousands[1]}e{'3' if thousands[2] == 'k' else '6'}"
@@ -344,12 +344,12 @@ def _normalised(word: str, kind: Any) -> str:
 
 
 def _of_numbers(kind: Any) -> bool:
-    """Whether these are several numbers: a word that is none ends their list."""
+    """Return whether the type is a list of numbers, which ends at the first word that is not a number."""
     return typing.get_origin(kind) is tuple and typing.get_args(kind)[0] in (int, float)
 
 
 def _numbers(word: str) -> list[str]:
-    """The numbers in 64 or 64,64 or [64, 64], which others write for 64 64; none if there is anything else."""
+    """Return the numbers in 64 or 64,64 or [64, 64], which other libraries use for 64 64; none if one is invalid."""
     found = word.strip("[]()").replace(",", " ").split()
     return [] if any(_number(one) is None for one in found) else found
 
@@ -367,7 +367,7 @@ def _number(word: str) -> float | None:
 
 def _describe(kind: Any) -> str:
     if kind is Table:
-        return "rows with equally many numbers as JSON, e.g. [[1,0],[0,1]]"
+        return "rows of equal length as JSON, e.g. [[1,0],[0,1]]"
     if typing.get_origin(kind) is Literal:
         return "one of " + ", ".join(str(choice) for choice in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:

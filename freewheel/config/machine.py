@@ -1,4 +1,4 @@
-"""The hardware of a run: --device as names, and which of them are here; the other options of the machine."""
+"""The hardware of a run: the options of the machine, and which of the devices in --device it has."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ AUTO, CPU, GPU = "auto", "cpu", "cuda"
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one learner of a run and the batched simulator beside it are: cpu or cuda:N."""
+    """The devices of one learner and of its batched simulator: cpu or cuda:N."""
 
     learner: str
-    simulator: str  # the same device unless the user has named another; without a meaning where no simulator is batched
+    simulator: str  # the learner's device unless the user named another; meaningless without a batched simulator
 
 
 @dataclass(frozen=True)
 class Devices:
-    """What --device names, in order: the device of every learner; or, with one learner, its device and then the simulator's."""
+    """The devices in --device, in order: one per learner; or, with one learner, its device and the simulator's."""
 
     names: tuple[str, ...]  # auto, cpu or cuda alone, or several of cpu and cuda:N
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """UsageError if these are no devices, or no sense can be made of them whatever the run is."""
+        """Parse --device; raise UsageError if a name is not a device, or if no run can use this list."""
         names = tuple(name.strip() for name in text.split(","))
         if wrong := [name for name in names if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", name)]:
             given = shortened(wrong[0])
@@ -50,9 +50,9 @@ class Devices:
         return ",".join(self.names)
 
     def place(self, gpus: int, *, rank: int = 0, learners: int = 1, simulated: bool = False) -> Placement:
-        """Of learner `rank` of `learners` on a machine with so many GPUs. simulated: one simulation of all lanes takes part,
-        which may be on a device of its own. UsageError if there are more or fewer devices than there is use for, SetupError
-        if a GPU is not here."""
+        """Place learner `rank` of `learners` on a machine with `gpus` GPUs. simulated: one simulation of all lanes takes
+        part; it may have a separate device. Raises UsageError if there are more or fewer devices than the run can use,
+        SetupError if a GPU is missing here."""
         self._check_use(learners, simulated)
         missing = [name for name in self.names if name not in (AUTO, CPU) and int(name.partition(":")[2] or 0) >= gpus]
         if missing:
@@ -73,7 +73,7 @@ class Devices:
         return Placement(name, name)
 
     def _check_use(self, learners: int, simulated: bool) -> None:
-        """UsageError if these devices do not fit the number of learners."""
+        """Raise UsageError if these devices do not fit the number of learners or the use of a simulator."""
         count, what = len(self.names), f"--device {self.text}"
         if learners > 1:
             enough = ",".join(f"cuda:{number}" for number in range(learners))
@@ -99,17 +99,17 @@ class MachineOptions:
     """The hardware that the learner uses."""
 
     device: str = "cpu"
-    """Where the learner computes: cpu, cuda, or cuda:1 for the second GPU; auto: on a GPU if there is one. A batched simulator is
-    there too, or on a second device: cuda:0,cuda:1. With several learners: one for each, in order."""
+    """The learner's device: cpu, cuda, or cuda:1 for the second GPU; auto: a GPU if there is one. A batched simulator
+    uses the same device, or a second one: cuda:0,cuda:1. With several learners: one device for each, in order."""
     learners: Annotated[int, Range(least=1, most=1024)] = 1
-    """Learners that train together, each in a process of its own with its share of the environments, steps and rows; gradients
-    are averaged. All other options describe the whole run. torchrun sets it by itself."""
+    """Learners that train together, each in its own process with its share of the environments, steps and rows;
+    gradients are averaged. All other options describe the whole run. torchrun sets this option."""
     threads: Annotated[int, Range(least=1, most=1024)] = 1
-    """CPU threads of the learner, or of all learners together; small networks are fastest with one each."""
+    """CPU threads of the learner, or of all learners together; small networks are fastest with one per learner."""
     compile: Compile = "graphs"
     """graphs: on a GPU, record operations of fixed shape as CUDA graphs and replay them; off: launch every operation."""
     substitute: bool = False
-    """Where this machine has no GPU or no Isaac Lab, use the CPU or a similar environment instead, and say so."""
+    """If this machine has no GPU or no Isaac Lab, use the CPU or a similar environment instead, and report it."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -121,12 +121,12 @@ class MachineOptions:
 
 
 def listed(devices: Sequence[object]) -> str:
-    """A list of devices from Python or a file as --device has it."""
+    """Return a list of devices from Python or a file in the form of --device."""
     return ",".join(map(str, devices))
 
 
 def described(gpus: int) -> str:
-    """The GPUs of this machine, for the user."""
+    """Describe the GPUs of this machine, for the user."""
     names = [f"cuda:{number}" for number in range(gpus)]
     return (
         "no GPU" if not names else f"only {names[0]}" if gpus == 1 else f"only {', '.join(names[:-1])} and {names[-1]}"
@@ -134,8 +134,8 @@ def described(gpus: int) -> str:
 
 
 def find_devices(wanted: str, *, rank: int = 0, learners: int = 1, simulated: bool = False) -> Placement:
-    """Devices.place on this machine; the learner's GPU is the current device of this thread from now on. Torch is imported only
-    where a GPU is asked for."""
+    """Apply Devices.place to this machine, and make the learner's GPU the current device of this thread. Torch is
+    imported only if a GPU may be used."""
     devices, gpus = Devices.parse(wanted), 0
     if set(devices.names) != {CPU}:
         import torch
@@ -148,8 +148,8 @@ def find_devices(wanted: str, *, rank: int = 0, learners: int = 1, simulated: bo
 
 
 def find_device_again(wanted: str) -> str:
-    """Where the simulator of a run that was trained with this --device is played: on the device that it had, on any GPU where
-    that one is not here, else on the CPU."""
+    """Return the device to play the simulator of a run that was trained with this --device: the device that it had, any
+    GPU if this machine lacks that one, else the CPU."""
     try:
         return find_devices(Devices.parse(wanted).names[-1]).simulator
     except SetupError:

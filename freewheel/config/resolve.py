@@ -30,14 +30,14 @@ from freewheel.policies.spec import PolicyConfig
 from freewheel.registry import require_package
 
 DEFAULT_STEPS = 100_000
-LONGEST_NAME = 4096  # characters: that of a file
-AUTO = "auto"  # in place of a mode: the one that suits the environment, chosen when it has been measured
+LONGEST_NAME = 4096  # characters, as in the longest path of a file
+AUTO = "auto"  # instead of a mode: the one that suits the environment, chosen after it has been measured
 DEFAULTS = {"algo": "ppo", "mode": "lockstep"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """When the run ends: at the first of these limits."""
+    """The limits of a run, which ends at the first one that it reaches."""
 
     steps: Annotated[int | None, Range(least=1, most=10**15)] = None
     """Stop after this many environment steps (default: 100000, if no other limit is given)."""
@@ -57,8 +57,8 @@ class EvalOptions:
     evals: Annotated[int, Range(least=0, most=10**6)] = 5
     """Number of evaluations, evenly spaced over the run; the last one is at its end, on fresh seeds. 0: none."""
     eval_share: Annotated[float, Range(above=0, most=1)] = 0.1
-    """Part of the time that evaluations may take, where it is more than 2 seconds: those that do not fit are skipped. The last
-    one may take a minute, and with --minutes as much of them as it needs, up to half."""
+    """Share of the time that evaluations may take, but at least 2 seconds; evaluations that do not fit are skipped. The
+    last one may take a minute. With --minutes, the time that it needs is reserved, up to half of them."""
     eval_episodes: Annotated[int, Range(least=1, most=10**6)] = 20
     """Episodes of each evaluation."""
     eval_max_steps: Annotated[int, Range(least=1, most=10**9)] = 10_000
@@ -72,7 +72,7 @@ class EvalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """What the run writes, and where."""
+    """The output of a run, and its place."""
 
     name: Annotated[str, flags.named("run")] = ""
     """Name of the run, which is its directory under --runs-dir (default: env-algo-mode, numbered)."""
@@ -96,11 +96,11 @@ class OutputOptions:
     wandb_project: str = "freewheel"
     """The project that --wandb writes to."""
     record_schedule: bool = False
-    """Record in which order workers acted and the learner got their rows, in schedule.jsonl of the run: freewheel replay RUN
-    then learns the same again, bit for bit."""
+    """Record the order in which workers acted and the learner got their rows, in schedule.jsonl of the run: freewheel
+    replay RUN then repeats the learning, bit for bit."""
     trace: bool = False
-    """Record what every worker, the collector and the learner do and whom they wait for: trace.json of the run, for
-    ui.perfetto.dev, and freewheel timeline RUN."""
+    """Record what every worker, the collector and the learner do and wait for, in trace.json of the run: for
+    ui.perfetto.dev, and for freewheel timeline RUN."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -109,13 +109,13 @@ class OutputOptions:
 
     @property
     def all_sinks(self) -> tuple[str, ...]:
-        """Those of --sinks, and those that have a flag of their own."""
+        """The sinks of --sinks, and those with a separate flag."""
         return (*self.sinks, *(name for name in ("tensorboard", "wandb") if getattr(self, name)))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """The run."""
+    """The options that every run has."""
 
     seed: Annotated[int, SEED] = 0
     """Seed of all random numbers of the run."""
@@ -141,17 +141,17 @@ class RunConfig:
 
     @property
     def steps_per_env(self) -> int:
-        """Of an update. While they are to be chosen (config.auto.settle), one: the least that it can be."""
+        """Steps of each environment in an update; 1, the least possible, until config.auto.settle has chosen them."""
         return 1 if self.num_steps_per_env == "auto" else self.num_steps_per_env
 
     @property
     def contexts(self) -> NDArray:
-        """[K, C] float32."""
+        """The contexts as float32 [K, C]."""
         return np.array(self.context, np.float32) if self.context else NO_CONTEXT
 
     @property
     def budget(self) -> Budget:
-        """The limits, with the default where none is given."""
+        """The limits; if none is given, the default limit of steps."""
         steps, minutes, episodes = self.limits.steps, self.limits.minutes, self.limits.episodes
         return Budget(DEFAULT_STEPS if steps is minutes is episodes is None else steps, minutes, episodes)
 
@@ -168,8 +168,8 @@ class Config:
     policy: PolicyConfig
     collector: ModeConfig
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
-    notes: tuple[str, ...] = field(default=(), compare=False)  # what was understood in another way than it was written
-    among: tuple[Config, ...] = field(default=(), compare=False)  # --mode auto: this run in each mode that it may have
+    notes: tuple[str, ...] = field(default=(), compare=False)  # about options that were not taken literally
+    among: tuple[Config, ...] = field(default=(), compare=False)  # --mode auto: this run in each possible mode
 
     def __post_init__(self) -> None:
         fading = self.learner.schedules_need_steps
@@ -180,21 +180,21 @@ class Config:
 
     @property
     def horizon(self) -> int | None:
-        """Steps over which schedules fall: --steps, or what --episodes take at most; None: not known."""
+        """Steps over which schedules fall: --steps, or the most that --episodes can take; None: unknown."""
         budget, limit = self.run.budget, self.env.episode_limit
         if budget.steps is not None or budget.episodes is None or limit is None:
             return budget.steps
         return budget.episodes * limit
 
     def to_text(self) -> str:
-        """The same as text, for people."""
+        """Return `to_json` as text, for people."""
         return json.dumps(self.to_json(), indent=2) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """Every option by name, in the form that `--config` reads."""
+        """Return every option by name, in the form that `--config` reads."""
         world = flags.option_types(family_of(self.env.name).options, flat=True)
         collector = flags.values(self.collector)
-        if self.among:  # options of a mode that is not chosen yet are those that were given
+        if self.among:  # the mode is not chosen yet: of the options of modes, keep the given ones
             collector = {name: value for name, value in collector.items() if name in self.sources}
         return {
             "env": self.env.name,
@@ -211,7 +211,7 @@ class Config:
 
 
 def from_argv(argv: Sequence[str], *, trust: bool = False, use: Use = "train") -> Config:
-    """The run that a command line describes. trust: code that a file names may be imported; use: what the config is for."""
+    """Return a command line's run. trust: code that a file names may be imported; use: the purpose of the config."""
     positional, given = read_options(argv)
     if len(positional) > 1:
         raise UsageError(f"give one environment, not {flags.shortened(' '.join(positional))}")
@@ -224,13 +224,13 @@ def from_argv(argv: Sequence[str], *, trust: bool = False, use: Use = "train") -
 
 
 def from_options(env: str | Callable[..., Any], options: Mapping[str, Any], *, trust: bool = False) -> Config:
-    """The run that Python arguments describe; nested mappings and dotted names both work."""
+    """Return the run that Python arguments describe; nested mappings and dotted names both work."""
     return _of(env, _layer("argument", options, "train()"), [], Consent(trust))
 
 
 @contextmanager
 def answers_in_python() -> Iterator[None]:
-    """For freewheel.train(): mistakes because of which nothing is started are told of in the words of keyword arguments."""
+    """For freewheel.train(): rewrite errors that name options so that they name keyword arguments."""
     try:
         yield
     except (UsageError, SetupError) as error:
@@ -241,14 +241,14 @@ def answers_in_python() -> Iterator[None]:
 def from_file(
     path: Path, env: str | Callable[..., Any] | None = None, *, trust: bool = False, use: Use = "train"
 ) -> Config:
-    """The run that a config.json describes, perhaps with another environment."""
+    """Return the run that a config.json describes, perhaps with another environment."""
     consent, given = Consent(trust, use), flags.Layer("file" if env is None else "argument", {})
     files = [_file(path, consent)]
     return _resolve(given, files, consent) if env is None else _of(env, given, files, consent)
 
 
 def _of(env: str | Callable[..., Any], given: flags.Layer, files: Sequence[flags.Layer], consent: Consent) -> Config:
-    """With an environment from Python: its name, or what makes it."""
+    """Return a run whose environment comes from Python: as a name, or as a callable that makes it."""
     if not isinstance(env, str) and (not callable(env) or hasattr(type(env), "step")):
         made = type(getattr(env, "unwrapped", env)).__name__
         what = "is already made, but every lane needs its own" if hasattr(env, "step") else "makes no environment"
@@ -264,13 +264,13 @@ def _of(env: str | Callable[..., Any], given: flags.Layer, files: Sequence[flags
 
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], flags.Layer]:
-    """The positional arguments of a command line, and its options of any world, algorithm and mode."""
+    """Return the positional arguments of a command line, and its options of any world, algorithm and mode."""
     positional, given = flags.read_argv(argv, all_names(), FREE, words.ANSWERS)
     return positional, vocabulary.renamed("flag", given, _all_options())
 
 
 def options_type(argv: Sequence[str]) -> type[Any]:
-    """The dataclass of all options, for the environment, algorithm and mode that a command line names."""
+    """Return the dataclass of all options for the environment, algorithm and mode that a command line names."""
     parts = [part for word in argv for part in word.split("=", 1)]
     named = dict(itertools.pairwise(parts))
     asked = ((kind, named.get(f"--{kind}", ""), table) for kind, table in (("algo", ALGORITHMS), ("mode", MODES)))
@@ -284,13 +284,13 @@ def options_type(argv: Sequence[str]) -> type[Any]:
         "Train an agent on ENV. --env.KEY VALUE is a keyword argument of the environment. "
         + "".join(f"{one.flags.help} " for one in WORLDS.values() if one.flags.help)
         + f"Shown are the options of {algo} in mode {mode} on {family.name} environments; "
-        "name ENV, --algo and --mode beside --help to see those of others."
+        "add ENV, --algo and --mode to --help to see those of others."
     )
     return options
 
 
 def presets() -> dict[str, dict[str, Any]]:
-    """All presets by name: the general ones, and those of the world families."""
+    """Return all presets by name: the general ones, and those of the world families."""
     packages = ["freewheel.config", *(one.flags.presets for one in WORLDS.values() if one.flags.presets)]
     return {name: options for package in packages for name, options in read_presets(package).items()}
 
@@ -298,7 +298,7 @@ def presets() -> dict[str, dict[str, Any]]:
 def _resolve(
     given: flags.Layer, files: Sequence[flags.Layer], consent: Consent, family: WorldFamily | None = None
 ) -> Config:
-    """General defaults < those of the algorithm < those of the world < preset < file < given."""
+    """Merge the layers, of which later ones win: algorithm's defaults < world's defaults < preset < file < given."""
     layers = [*files, given]
     if path := _last(layers, "config"):
         layers.insert(0, _file(Path(path), consent, typed="config" in given.flags))
@@ -340,7 +340,7 @@ def _resolve(
 
 
 def _in_any_mode(given: flags.Layer, files: Sequence[flags.Layer], consent: Consent, family: WorldFamily) -> Config:
-    """The run in every mode that has the options that were given; the first of them stands for all until one is chosen."""
+    """Resolve the run in every mode that has the given options; the first one stands for all until one is chosen."""
     found, refused = list[Config](), list[UsageError]()
     for mode in sorted(vocabulary.modes_with(given), key=lambda name: name != DEFAULTS["mode"]):
         layer = dataclasses.replace(given, flags={**given.flags, "mode": (mode,)}, words=dict(given.words))
@@ -356,7 +356,7 @@ def _in_any_mode(given: flags.Layer, files: Sequence[flags.Layer], consent: Cons
 
 
 def _substitute(layers: Sequence[flags.Layer]) -> list[str]:
-    """Replace an environment that cannot run here, where that is asked for; returns what was done."""
+    """With --substitute, replace an environment that cannot run here; return notes about it."""
     if _last(layers, "substitute").lower() != "true" or (found := find_stand_in(_last(layers, "env"))) is None:
         return []
     next(layer for layer in reversed(layers) if layer.flags.get("env")).flags["env"] = (found[0],)
@@ -365,7 +365,7 @@ def _substitute(layers: Sequence[flags.Layer]) -> list[str]:
 
 @functools.cache
 def _choices() -> type[Any]:
-    """The options that choose from the registries, with what there is to choose from in their descriptions."""
+    """Return the dataclass of the options that choose from the registries; their descriptions list the choices."""
     families = sorted(WORLDS.values(), key=lambda family: family.name != "gym")
     worlds = "; ".join(family.flags.env_help for family in families if family.flags.env_help)
     algorithms = "; ".join(f"{name}: {str(ALGORITHMS[name].config.__doc__).rstrip('.')}" for name in ALGORITHMS)
@@ -386,7 +386,7 @@ def _choices() -> type[Any]:
 
 
 def options_of(algo: str, mode: str, family: WorldFamily) -> type[Any]:
-    """The dataclass of all options of this algorithm in this mode: names have no prefix, except ppo.* and policy.*."""
+    """Return the dataclass of all options of this algorithm in this mode; only ppo.* and policy.* have a prefix."""
     flat = {"choices": _choices(), "run": RunConfig, "collector": MODES[mode].config, "world": family.options}
     parts: dict[str, tuple[Any, Any]] = {name: (Annotated[kind, flags.FLAT], kind) for name, kind in flat.items()}
     parts |= {name: (kind, kind) for name, kind in ((algo, ALGORITHMS[algo].config), ("policy", PolicyConfig))}
@@ -396,27 +396,27 @@ def options_of(algo: str, mode: str, family: WorldFamily) -> type[Any]:
 
 @functools.cache
 def _all_options() -> Mapping[str, Any]:
-    """Every option of any algorithm, mode and world."""
+    """Return every option of any algorithm, mode and world, with its type."""
     choices = [(algo, mode, family) for algo in ALGORITHMS for mode in MODES for family in WORLDS.values()]
     return {name: kind for choice in choices for name, kind in flags.option_types(options_of(*choice)).items()}
 
 
 @functools.cache
 def all_names() -> Mapping[str, Any]:
-    """Every option of any algorithm, mode and world, and every word for one, with its type."""
+    """Return every option of any algorithm, mode and world, and every word for one, with its type."""
     return vocabulary.types_of_all(_all_options())
 
 
 def _file(path: Path, consent: Consent, *, typed: bool = False) -> flags.Layer:
     data = flags.read_file(path, typed=typed)
-    data.pop(CHECKSUM, None)  # a run is held to it (run/saved.py), but what is typed may be a changed copy
+    data.pop(CHECKSUM, None)  # checked for runs only (run/saved.py): a file that is typed may be a changed copy
     signed = data.pop(FIELD, None)
     trusted = consent.trust or made_here("config", data, signed)
     return dataclasses.replace(_layer(f"file {path}", data, str(path)), trusted=trusted)
 
 
 def _layer(source: str, data: Mapping[str, Any], where: str = "") -> flags.Layer:
-    """Options from a file or from Python: nested or dotted, keyword arguments of the environment under env_args."""
+    """Return a layer of options from a file or Python, nested or dotted; env_args are the environment's arguments."""
     where = where or source
     args = data.get("env_args", {})
     if not isinstance(args, Mapping):

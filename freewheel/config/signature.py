@@ -1,6 +1,6 @@
-"""The typed keyword arguments of `freewheel.train`, written from the options of every algorithm, mode and world of this package.
+"""Writes the typed keyword arguments of `freewheel.train` from the options of all our algorithms, modes and worlds.
 
-`python -m freewheel.config.signature` writes arguments.py; tests/test_architecture.py holds it to the options.
+`python -m freewheel.config.signature` writes arguments.py; tests/test_architecture.py compares it with the options.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from freewheel.learn.spec import ALGORITHMS
 
 FILE = Path(__file__).with_name("arguments.py")
 HEADER = '''\
-"""The keyword arguments of `freewheel.train`, for editors and type checkers; nothing imports this when it runs.
+"""The keyword arguments of `freewheel.train`, for editors and type checkers; nothing imports this at run time.
 
-This file is written by `python -m freewheel.config.signature`.
+`python -m freewheel.config.signature` writes this file.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ import numpy.typing as npt
 
 Table: TypeAlias = Sequence[Sequence[float]] | npt.NDArray[Any]  # [K, C]
 '''
-PARAMETERS = ("env", "hooks", "sinks")  # parameters of their own
+PARAMETERS = ("env", "hooks", "sinks")  # separate parameters of train()
 PATHS = ("config", "init", "runs_dir")
-LISTS = ("device",)  # several in one word, and from Python also a list
+LISTS = ("device",)  # several values in one word; from Python also a list
 
 
 def source() -> str:
-    """The text of arguments.py."""
+    """Return the text of arguments.py."""
     groups: dict[str, dict[str, str]] = {"": {}}
     for name, kinds in _types().items():
         group, _, option = name.rpartition(".")
@@ -63,7 +63,7 @@ def source() -> str:
 
 
 def _types() -> Mapping[str, list[Any]]:
-    """Every option of any of our algorithms, modes and worlds, with the types that it has there."""
+    """Return every option of this package's algorithms, modes and worlds, with all types that it has."""
     found: dict[str, list[Any]] = {}
     for algo in ALGORITHMS.ours:
         for mode in MODES.ours:
@@ -76,7 +76,7 @@ def _types() -> Mapping[str, list[Any]]:
 
 
 def _parts(kind: Any) -> list[str]:
-    """The members of the union that a type is, as text."""
+    """Return a type, or the members of a union, as text."""
     if kind is flags.Table:
         return ["Table"]
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
@@ -90,7 +90,7 @@ def _parts(kind: Any) -> list[str]:
 
 
 def _union(parts: typing.Iterable[str]) -> str:
-    """Without repetition, all literals as one, None last."""
+    """Join the members of a union: without repetition, all literals as one, None last."""
     found, begins = list(dict.fromkeys(parts)), "Literal["
     literals = [text for text in found if text.startswith(begins)]
     if len(literals) > 1:

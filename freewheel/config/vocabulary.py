@@ -1,4 +1,4 @@
-"""Reading words of other libraries as options, and telling where an option belongs; the words themselves are in `words`.
+"""Reads words of other libraries as options, and says where an option belongs; the words themselves are in `words`.
 
 `known` has every option of any algorithm, mode and world, with its type.
 """
@@ -26,7 +26,7 @@ FREE = "env."  # --env.KEY VALUE is a keyword argument of the environment
 
 
 def types_of_all(known: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The type of everything that may be given: every option, and every word for one."""
+    """Return the type of everything that may be given: every option, and every word for one."""
     bare = {name.rpartition(".")[2] for name in known if "." in name} | words.LEARNER.keys()
     found = dict(aliases())
     for owner, word in itertools.product([*ALGORITHMS, "policy"], bare):
@@ -37,17 +37,17 @@ def types_of_all(known: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @functools.cache
 def aliases() -> Mapping[str, str]:
-    """Words that do not depend on the algorithm: those of other libraries, and those that worlds have for their arguments."""
+    """Return the words that do not depend on the algorithm: those of other libraries, and those of worlds."""
     own = [family.flags.aliases for family in WORLDS.values()]
     return words.OPTIONS | {name: option for aliases in own for name, option in aliases.items()}
 
 
 def renamed(source: str, given: flags.Flags, known: Mapping[str, Any]) -> flags.Layer:
-    """The layer in which words that do not depend on the algorithm are replaced by what they stand for."""
+    """Return the layer in which words that do not depend on the algorithm are replaced by what they stand for."""
     layer = flags.Layer(source, {})
     for name, value in given.items():
         if odd := next((word for word in (name, *value) if min(word, default=" ") < " "), None):
-            raise UsageError(f"{flags.shortened(flags.as_flag(name))} has signs that cannot be shown: {show(odd)}")
+            raise UsageError(f"{flags.shortened(flags.as_flag(name))} has control characters: {show(odd)}")
         option = name if name in known else aliases().get(name, name)
         layer.add(option, value, word=name if name in words.OPTIONS else option)
     for choice, names in ("algo", ALGORITHMS.ours), ("mode", {"auto", *MODES.ours, *words.MODES}):
@@ -60,7 +60,7 @@ def renamed(source: str, given: flags.Flags, known: Mapping[str, Any]) -> flags.
 
 
 def for_algorithm(layer: flags.Layer, algo: str, known: Mapping[str, Any], *, strict: bool) -> flags.Layer:
-    """The layer in which words for options of the algorithm and of the policy are replaced by these options.
+    """Return the layer in which words for options of the algorithm and of the policy are replaced by these options.
 
     strict: a word that this algorithm has no option for is refused, not ignored.
     """
@@ -79,7 +79,7 @@ def for_algorithm(layer: flags.Layer, algo: str, known: Mapping[str, Any], *, st
 
 @contextmanager
 def naming_words(layer: flags.Layer) -> Iterator[None]:
-    """A message about an option names the word of another library that was typed for it."""
+    """Name the word of another library that was typed for an option, in an error about that option."""
     try:
         yield
     except UsageError as error:
@@ -90,7 +90,7 @@ def naming_words(layer: flags.Layer) -> Iterator[None]:
         raise UsageError(f"{word}, read as {option}, {rest}") from None
 
 
-#: A command in a message, or an option and the word after it; no dashes within a path or a value.
+#: A command in a message, or an option and the word after it, but no dashes within a path or a value.
 _OPTION = re.compile(
     r"`[^`]*`|freewheel [a-z]+ [^,;:]*|(?<![\w/.=-])--(?:([a-z]+)\.)?([A-Za-z][\w-]*)"
     r"( '[^']*'| [\w.][\w./:,+-]*(?<=\w))?(?![\w/])"
@@ -98,8 +98,8 @@ _OPTION = re.compile(
 
 
 def in_python(message: str, known: Mapping[str, Any]) -> str:
-    """A message about options as one about keyword arguments: ppo={"lr": 0.1} for --ppo.lr 0.1. What is below its first line, and
-    options of other programs, stay as they are."""
+    """Rewrite a message about options as one about keyword arguments: ppo={"lr": 0.1} for --ppo.lr 0.1. Lines after the
+    first, and options of other programs, do not change."""
 
     def argument(found: re.Match[str]) -> str:
         group, name, after = found[1], flags.canonical(found[2] or ""), found[3] or ""
@@ -119,8 +119,8 @@ def in_python(message: str, known: Mapping[str, Any]) -> str:
 
 
 def _in_python(name: str, kind: Any, word: str) -> str:
-    """The word after an option as its value; empty: it is none, but goes on with the sentence."""
-    if word.isupper():  # it stands for a value
+    """Return the word after an option as its Python value; empty: it is not a value, but belongs to the sentence."""
+    if word.isupper():  # a placeholder for a value
         return word
     names: Any = {"algo": ALGORITHMS, "mode": ("auto", *MODES, *words.MODES), "sinks": SINKS}.get(name, ())
     kinds = [kind, *(flags.option_types(mode.config, flat=True).get(name) for mode in MODES.values())]
@@ -136,13 +136,13 @@ def _in_python(name: str, kind: Any, word: str) -> str:
 
 
 def _parts(kind: Any) -> Iterator[Any]:
-    """What a type is made of: classes, and the choices of a Literal."""
+    """Yield the parts of a type: classes, and the choices of a Literal."""
     inside = () if kind is flags.Table else typing.get_args(kind)
     yield from (part for one in inside for part in _parts(one)) if inside else [kind]
 
 
 class Chosen(NamedTuple):
-    """What a run was made of, for messages."""
+    """The choices that make a run, for messages."""
 
     algo: str
     mode: str
@@ -150,10 +150,10 @@ class Chosen(NamedTuple):
 
 
 def check_given(given: flags.Layer, has: Mapping[str, Any], chosen: Chosen, known: Mapping[str, Any]) -> list[str]:
-    """Refuse options that this run does not have, but another world, algorithm or mode. In files they are ignored: one file may
-    serve many.
+    """Refuse given options that this run does not have, but another world, algorithm or mode. Such options in files are
+    ignored, because one file may serve many runs.
 
-    Returns notes about options that ask for what is so anyway.
+    Returns notes about options that ask for what is true anyway.
     """
     notes = []
     for name, value in given.flags.items():
@@ -170,8 +170,8 @@ def check_given(given: flags.Layer, has: Mapping[str, Any], chosen: Chosen, know
 
 
 def modes_with(given: flags.Layer) -> list[str]:
-    """The modes that have every option that was given, as far as it is one of any mode; UsageError if there is none. Those that
-    somebody must ask for only if no other one has the options."""
+    """Return the modes that have all given options of modes; UsageError if there is none. Modes that are used only on
+    request are returned only if no other mode fits."""
     options = {name: flags.option_types(mode.config) for name, mode in MODES.items()}
     asked = [name for name in given.flags if any(name in types for types in options.values())]
     if not (fitting := [mode for mode, types in options.items() if all(name in types for name in asked)]):
@@ -180,7 +180,7 @@ def modes_with(given: flags.Layer) -> list[str]:
 
 
 def _where_it_belongs(name: str, chosen: Chosen, known: Mapping[str, Any]) -> str:
-    """Who has an option that this run does not have, and what to do."""
+    """Say to what an option belongs that this run does not have, and what to do."""
     owner, _, last = name.rpartition(".")
     if owner:
         instead = words.learner_option(last, chosen.algo, known)
@@ -199,10 +199,10 @@ def _either(names: Sequence[str]) -> str:
 
 
 def place_of(name: str, value: Callable[..., Any]) -> str:
-    """The name by which a network's class or function is found again."""
+    """Return the name (module:name) by which a network's class or function is found again."""
     if name.rpartition(".")[2] != "module":
         way = "--ppo.lr-schedule linear lets the learning rate fall, and a hook sets run.learning_rate (docs/hooks.md)"
-        raise UsageError(f"{name} in train() takes a value and no function: {way}")
+        raise UsageError(f"{name} in train() takes a value, not a function: {way}")
     if not str(called := getattr(value, "__qualname__", "")).isidentifier():
         wanted = (
             "define the class or function at the top of a file or a notebook cell; it is called with the PolicySpec"
@@ -212,7 +212,7 @@ def place_of(name: str, value: Callable[..., Any]) -> str:
 
 
 def literal(word: str) -> Any:
-    """An environment's argument: JSON if the word is valid JSON, else the word itself."""
+    """Return an environment's argument: JSON if the word is valid JSON, else the word itself."""
     try:
         return json.loads(word)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Words that people bring from other libraries: which option of ours each one is, or what is done in its place.
+"""Names of options in other libraries: for each one the option of ours, or advice if there is none.
 
-A word is taken for an option only where both mean exactly the same; docs/migrating.md lists all of them. The last part of an
-option of the chosen algorithm or of the policy needs no entry: --gamma is --ppo.gamma where PPO learns.
+A word stands for an option only if both mean exactly the same; docs/migrating.md lists all words. The last part of an
+option of the chosen algorithm or of the policy needs no entry: --gamma means --ppo.gamma if PPO learns.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 def _each(table: Mapping[str, T]) -> dict[str, T]:
-    """What each word means, from a table by words that mean the same."""
+    """Return the meaning of each word; a key of the table has all words with the same meaning."""
     return {word: meaning for words, meaning in table.items() for word in words.split()}
 
 
-#: Modes.
+#: Other names of modes.
 MODES = {"v1": "continuous", "async": "continuous", "v2": "batch", "executor": "episodes", "sync": "lockstep"}
 
-#: Options that every run has, or that modes have.
+#: Options of all runs and of modes.
 OPTIONS = _each({
     "algorithm": "algo",
     "env_id task": "env",
@@ -37,7 +37,7 @@ OPTIONS = _each({
     "wandb_project_name": "wandb_project",
 })  # fmt: skip
 
-#: Options of the algorithm or of the policy: the first of these names that the chosen one has.
+#: Options of the algorithm or of the policy: a word means the first of these names that exists there.
 LEARNER: dict[str, tuple[str, ...]] = _each({
     "learning_rate": ("lr",),
     "n_epochs num_epochs num_learning_epochs num_sgd_iter update_epochs": ("epochs",),
@@ -63,7 +63,7 @@ LEARNER: dict[str, tuple[str, ...]] = _each({
 
 _ROWS = "an update learns from --num-envs × --num-steps-per-env rows"
 _STACK = "gymnasium.wrappers.FrameStackObservation(env, 4) in the function that makes the environment"
-#: Words for what is done in another way here.
+#: Advice for words without an exact equivalent here.
 ANSWERS = _each({
     "num_minibatches num_mini_batches": "say --ppo.minibatch ROWS, the rows of one minibatch, not how many minibatches there are",
     "train_batch_size train_batch_size_per_learner": _ROWS,
@@ -107,19 +107,19 @@ ANSWERS = _each({
     "capture_video": "train, then say freewheel play RUN --video",
     "render": "train, then say freewheel play RUN",
     "deterministic": "leave it out: evaluations use the likeliest actions, and training draws them from the policy",
-    "eval_freq": "say --evals N: so many evaluations, evenly spaced over the run",
+    "eval_freq": "say --evals N for N evaluations, evenly spaced over the run",
     "save_interval save_freq checkpoint_freq checkpoint_frequency checkpoint_interval":
-        "say --checkpoint-every MINUTES (default 5); freewheel resume RUN goes on from the newest checkpoint",
+        "say --checkpoint-every MINUTES (default 5); freewheel resume RUN continues from the newest checkpoint",
     "save_path model_path": "say --run NAME, and --runs-dir for the folder of all runs; weights are saved in the run's directory",
     "hub push_to_hub": "freewheel export RUN --out FOLDER writes the policy to files that you can upload",
     "torch_deterministic": "leave it out: --mode lockstep, sequential and batch are repeatable with the same --seed",
     "n_trials num_samples optimize_hyperparameters":
         "freewheel tune ENV searches modes, workers, envs and fragments for speed; settings of the algorithm are not searched",
     "resume resume_from resume_from_checkpoint restore load_run load_checkpoint":
-        "freewheel resume RUN goes on with a run; --init RUN begins a new one with the weights of another",
+        "freewheel resume RUN continues a run; --init RUN begins a new one with the weights of another",
 })  # fmt: skip
 
-#: The same in commands about runs that there are.
+#: Advice in commands about existing runs.
 ABOUT_RUNS = _each({
     "deterministic": "leave it out: the likeliest actions are used anyway",
     "n_eval_episodes num_episodes n_episodes": "say --episodes N",
@@ -135,7 +135,7 @@ PLAY = ABOUT_RUNS | _each({
 })  # fmt: skip
 
 _REPLAY = "say --algo sac, which learns from a replay buffer and takes Discrete actions too"
-#: Algorithms of other libraries, and which one of ours to use in their place.
+#: Algorithms of other libraries, and what to use instead.
 ALGORITHMS = _each({
     "a2c a3c": "say --algo ppo; with --ppo.epochs 1 and --ppo.minibatch of a whole update it does the same",
     "trpo": "say --algo ppo; --ppo.target-kl ends an update early",
@@ -144,10 +144,10 @@ ALGORITHMS = _each({
     "impala appo": "say --algo ppo --mode continuous, which corrects for the age of rows as V-trace does",
     "dqn ddqn double_dqn qrdqn c51": _REPLAY,
     "rainbow": f"{_REPLAY}, and add --sac.n-step 3 --sac.priority td",
-    "td3 ddpg": "say --algo sac; TD3 is a package of its own in examples/td3 of the repository, to install with pip",
+    "td3 ddpg": "say --algo sac; TD3 is a separate package in examples/td3 of the repository, to install with pip",
 })  # fmt: skip
 
-#: Commands.
+#: Other names of commands.
 COMMANDS = _each({
     "learn fit": "say freewheel train ENV",
     "enjoy render video": "say freewheel play RUN",
@@ -156,12 +156,12 @@ COMMANDS = _each({
     "tensorboard dashboard": "say freewheel watch",
 })  # fmt: skip
 
-#: Options of some worlds that mean nothing in others, and why they need not be refused there: --headless asks for what is so.
+#: Options of some worlds that all others accept, because what they ask for is always true there; and that fact.
 IDLE = {"headless": "no window is opened"}
 
 
 def learner_option(word: str, algo: str, known: Collection[str]) -> str | None:
-    """The option of this algorithm or of the policy that a word names; `known` has the dotted names of all options."""
+    """Return the option of this algorithm or of the policy that a word means; `known` has all dotted names."""
     names = (word, *LEARNER.get(word, ()))
     options = (f"{owner}.{name}" for name in names for owner in (algo, "policy"))
     return next((option for option in options if option in known), None)

@@ -1,1 +1,1 @@
-"""Adapters: one file a family of worlds."""
+"""Environment adapters of the world families."""

@@ -1,4 +1,4 @@
-"""Simulators that step all their lanes as one batch on a device: those with the interface of Isaac Lab, and Isaac Lab itself."""
+"""Simulators that step all lanes as one batch on a device: Isaac Lab, and simulators with its interface."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ANY, ISAAC = "torch:", "isaaclab:"
 MISSING = "needs Isaac Lab, which is not installed: pip install isaaclab==3.0.0 in Python 3.12 (see docs/envs.md)"
 NO_SIM = "runs in Isaac Sim, which is not installed: pip install isaacsim[all], or choose a task with Newton's physics"
-#: What is usual for one simulation of many lanes.
+#: Default options of the families in this file: one simulation of many lanes.
 DEFAULTS: Mapping[str, Any] = {"num_envs": 64, "workers": 1, "device": "auto"}
 #: The runtime of Isaac Lab lives as long as the process: Kit can be started only once, and closing it ends the process.
 _RUNTIME = ExitStack()
@@ -64,7 +64,7 @@ class Simulator(SimulatorOptions, ABC):
     on_device: ClassVar[bool] = True
     batched: ClassVar[bool] = True
     episode_limit: ClassVar[int | None] = None
-    timeouts: ClassVar[Timeouts] = Timeouts()  # never used: it runs in the process of the trainer
+    timeouts: ClassVar[Timeouts] = Timeouts()  # never used: the simulation runs in the trainer's process
     modules: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -83,9 +83,9 @@ class Simulator(SimulatorOptions, ABC):
     def make(
         self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> DeviceEnv:
-        """An Env of these lanes, all in one simulation. It cannot reset one lane after a failure, so every failure is raised."""
+        """Build an Env of these lanes in one simulation. It raises every failure: it cannot reset only one lane."""
         if processes:
-            raise SetupError(f"{self.name} is one simulation: its lanes cannot run in processes of their own")
+            raise SetupError(f"{self.name} is one simulation: its lanes cannot run in separate processes")
         from freewheel.rollout.graphs import current
 
         with current(self.device):
@@ -97,7 +97,7 @@ class BatchedConfig(Simulator):
     """A registered simulator, or torch:ID or torch:package.module:Factory for one of yours."""
 
     id: str
-    args: Mapping[str, Any] = field(default_factory=dict)  # of the simulator; num_envs and device are added to them
+    args: Mapping[str, Any] = field(default_factory=dict)  # arguments of the simulator; num_envs and device are added
 
     main_thread: ClassVar[bool] = False
 
@@ -112,7 +112,7 @@ class BatchedConfig(Simulator):
         return DeviceEnv(world, self.name, self.action_bounds, self.clip_actions)
 
     def rendering(self) -> Rendering:
-        """How the simulator can be shown."""
+        """Return how the simulator can be shown."""
         return self._gym(1).rendering()
 
     def _gym(self, lanes: int) -> GymConfig:
@@ -143,16 +143,16 @@ class IsaacConfig(IsaacOptions, Simulator):
 
     @property
     def args(self) -> Mapping[str, Any]:
-        """None: a task is configured by its own file."""
+        """Empty, because a task is configured by its own file."""
         return {}
 
     @property
     def main_thread(self) -> bool:
-        """Whether Isaac Sim is installed: its app can only run in the main thread."""
+        """Return whether Isaac Sim is installed: its app can only run in the main thread."""
         return importlib.util.find_spec("isaacsim") is not None
 
     def rendering(self) -> Rendering:
-        """Not at all: Isaac Lab shows its tasks in a window of its own."""
+        """Return no render modes, because Isaac Lab shows its tasks in its own window."""
         return Rendering()
 
     def _open(self, lanes: range, render_mode: str | None) -> DeviceEnv:
@@ -173,13 +173,13 @@ class IsaacConfig(IsaacOptions, Simulator):
             return env
 
     def _start_app(self) -> None:
-        """Isaac Lab 2 runs inside the app of Isaac Sim, which must be started before anything else of it is imported."""
+        """Start the app of Isaac Sim for Isaac Lab 2, before anything else of Isaac Lab is imported."""
         app = importlib.import_module("isaaclab.app")
         if not hasattr(app, "launch_simulation") and "omni.kit.app" not in sys.modules:
             _RUNTIME.callback(app.AppLauncher(headless=self.headless, device=self.device).app.close)
 
     def _settings(self, lanes: int) -> Any:
-        """The settings of the task, changed where we need other values."""
+        """Return the settings of the task, changed where we need other values."""
         importlib.import_module("isaaclab_tasks")
         module, _, task = self.id.rpartition(":")
         if module:
@@ -189,13 +189,13 @@ class IsaacConfig(IsaacOptions, Simulator):
             raise SetupError(f"Isaac Lab has no task '{task}'{nearest(task, tasks, '; isaaclab list_envs shows all')}")
         parse = importlib.import_module("isaaclab_tasks.utils").parse_env_cfg
         settings = parse(task, device=self.device, num_envs=lanes)
-        settings.seed = 0  # for random numbers drawn during construction; every reset has a seed of its own
+        settings.seed = 0  # for random numbers drawn during construction; every reset gets another seed
         if hasattr(settings, "compute_final_obs"):
             settings.compute_final_obs = True
         return settings
 
     def _start_runtime(self, settings: Any) -> None:
-        """Isaac Lab 3 starts what the task needs: the app of Isaac Sim, or nothing."""
+        """Let Isaac Lab 3 start the app of Isaac Sim if the task needs it."""
         app = importlib.import_module("isaaclab.app")
         if hasattr(app, "launch_simulation"):
             window = [] if self.headless else ["kit" if self.main_thread else "newton_gl"]
@@ -203,7 +203,7 @@ class IsaacConfig(IsaacOptions, Simulator):
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
-        """Turn every failure into an error of one line."""
+        """Turn every failure into a FreewheelError."""
         try:
             yield
         except FreewheelError:
@@ -229,12 +229,12 @@ class IsaacConfig(IsaacOptions, Simulator):
 
 
 def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:
-    """The simulator of this name."""
+    """Build the config of this simulator."""
     return BatchedConfig(name, args, device=device, **vars(options))
 
 
 def is_isaac_task(name: str) -> bool:
-    """Whether this names a task of Isaac Lab, with isaaclab: before it or without."""
+    """Return whether this names a task of Isaac Lab, with or without the prefix isaaclab:."""
     return name.startswith(ISAAC) or (name.startswith("Isaac-") and name not in gymnasium.registry)
 
 

@@ -1,4 +1,4 @@
-"""A simulator that is batched on its device (Isaac Lab, mjlab, our own) as an Env of torch tensors."""
+"""Presents a simulator that is batched on its device (Isaac Lab, mjlab, our own) as an Env of torch tensors."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from freewheel.policies.layout import Actions, BadObservationError, Layout, Obse
 
 Path: TypeAlias = tuple[str, ...]
 
-POLICY_GROUPS = ("policy", "actor")  # what Isaac Lab and mjlab call what the policy sees
+POLICY_GROUPS = ("policy", "actor")  # names of the policy's observations in Isaac Lab and mjlab
 
 
 class DeviceEnv(Env[Tensor]):
     """An Env over a simulator with the interface of Isaac Lab: all lanes are one simulation, `step` takes and returns tensors,
     lanes that end are reset in the same step, and returned tensors may be overwritten by the next step.
 
-    Everything is copied into our own tensors with fixed addresses, and only `reset` waits for the device. So a simulator whose
-    metadata has `"capturable": True` can be captured in a CUDA graph together with this code.
+    All results are copied into our tensors with fixed addresses, and only `reset` waits for the device. A simulator
+    with `"capturable": True` in its metadata can therefore be captured in a CUDA graph together with this code.
 
     `bounds` sets the range of unbounded action columns to ±bounds; `clip` leaves them unbounded for the policy and clips the
     simulator's actions to ±clip.
@@ -83,13 +83,13 @@ class DeviceEnv(Env[Tensor]):
         return [self._bare.generator] if hasattr(self._bare, "generator") else []
 
     def state_tensors(self) -> list[Tensor]:
-        """Every tensor that a step changes: ours, and those that the simulator lists."""
+        """Return every tensor that a step changes: ours, and the tensors that the simulator lists."""
         step = self._step
         ours = [step.reward, step.terminated, step.truncated, step.next_obs, step.measures, self._obs]
         return [*ours, *self._bare.state_tensors()] if hasattr(self._bare, "state_tensors") else ours
 
     def set_context(self, context: NDArray) -> None:
-        """Only an empty table is accepted, because all episodes share one seed."""
+        """Accept only an empty table, because all episodes share one seed."""
         self._spec.check_context(context)
 
     def reset(self, seeds: Sequence[SeedStream]) -> Tensor:
@@ -118,7 +118,7 @@ class DeviceEnv(Env[Tensor]):
         for column, name in enumerate(self._spec.measures):
             _copy(f"measure {name}", extras["measures"][name], step.measures[:, column])
         # A final observation stays in extras after its step, so it is used only where an episode ended in this step. Without
-        # one, the row's own observation replaces it, never an observation of the next episode.
+        # one, the observation that was acted on replaces it, never an observation of the next episode.
         leaves = self._columns.read(seen)
         if self._finals and "final_obs" in extras:
             final = self._columns.read(extras["final_obs"])
@@ -154,7 +154,7 @@ class DeviceEnv(Env[Tensor]):
 
 
 def _blank_step(spec: EnvSpec) -> Step[Tensor]:
-    """The tensors of a Step, which are reused at every step."""
+    """Allocate the tensors of a Step, which are reused at every step."""
     lanes, device = spec.lanes, spec.device
     return Step(
         reward=torch.zeros(lanes, device=device),
@@ -167,7 +167,7 @@ def _blank_step(spec: EnvSpec) -> Step[Tensor]:
 
 
 def _space(simulator: Any, kind: str) -> Any:
-    """The space of one lane. Only its attributes are used, because mjlab has its own classes of spaces."""
+    """Return the space of one lane. Only its attributes are used, because mjlab has its own classes of spaces."""
     space = getattr(simulator, f"single_{kind}_space", None)
     return getattr(simulator, f"{kind}_space") if space is None else space
 
@@ -208,14 +208,14 @@ class _Columns:
         return self.parts[-1].stop if self.parts else 0
 
     def read(self, observation: Any) -> list[Tensor]:
-        """The tensors of an observation of all lanes, in the order of their columns."""
+        """Return the tensors of an observation of all lanes, in the order of their columns."""
         try:
             return [functools.reduce(operator.getitem, part.path, observation) for part in self.parts]
         except (KeyError, TypeError) as error:
             raise BadObservationError(f"{error} is missing from the observation") from None
 
     def write(self, leaves: Sequence[Tensor], out: Tensor) -> None:
-        """Into `out` [B, D]."""
+        """Copy the tensors into `out` [B, D]."""
         for leaf, part in zip(leaves, self.parts, strict=True):
             columns = out[:, part.start : part.stop].view(-1, *part.shape)
             _copy(part.name if part.path else "observation", leaf, columns)
@@ -250,18 +250,18 @@ class _Actions:
         )
 
     def encode(self, action: Tensor) -> Tensor:
-        """[B, A] to [B, ...], a new tensor at every call: the simulator may keep it, but must not keep one of a CUDA graph."""
+        """Convert [B, A] to a new tensor [B, ...]. The simulator may keep it, except in a CUDA graph."""
         value = action.detach().to(self._device, torch.float32) * self._half + self._centre
         return value.clamp_(self._low, self._high).view(-1, *self._shape)
 
 
 def _numbered(device: torch.device) -> torch.device:
-    """A GPU with its number: "cuda" is another one in another thread."""
+    """Return the device with its GPU number, because "cuda" may mean another GPU in another thread."""
     return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
 def _filled(low: NDArray, high: NDArray, limit: float | None) -> tuple[NDArray, NDArray]:
-    """Bounds with ±limit where they are infinite."""
+    """Replace infinite bounds with ±limit."""
     if limit is None:
         return low, high
     return np.where(np.isfinite(low), low, -limit), np.where(np.isfinite(high), high, limit)

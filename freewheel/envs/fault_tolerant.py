@@ -1,4 +1,4 @@
-"""Lanes that may fail: the row is marked invalid, the next episode begins, and a lane that fails too often is given up."""
+"""Fault-tolerant lanes: a failure invalidates the row and starts the next episode; too many end the lane."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from freewheel.errors import EnvError
 from freewheel.rollout.kernel import compiled
 from freewheel.rollout.tolerance import Tolerance
 
-NO_ANSWER = 0.0, False, False  # of a lane that has failed
+NO_ANSWER = 0.0, False, False  # what a failed lane returns
 
 
 def numpy_finite(values: NDArray) -> bool:
-    """Whether all values [N] are finite. The sum of squares is the fastest test; it can overflow, then test each value."""
+    """Return whether all values [N] are finite. The sum of squares is a fast test; if it overflows, test each value."""
     with np.errstate(over="ignore"):
         return math.isfinite(values.dot(values)) or bool(np.isfinite(values).all())
 
@@ -37,11 +37,11 @@ class FaultTolerantLane:
         self._step = lane.step
         self._tolerance = Tolerance()
         self._taken = 0  # steps since the last failure
-        self.down = True  # no episode is being played ...
-        self.given_up = False  # ... and none will be
+        self.down = True  # no episode is in progress
+        self.given_up = False  # no further episode will begin
 
     def reset(self) -> None:
-        """Start the next episode that can be started."""
+        """Start the next episode. If its reset fails, try the one after it, until the lane is given up."""
         while not self.given_up:
             try:
                 self.lane.reset()
@@ -65,7 +65,7 @@ class FaultTolerantLane:
             return NO_ANSWER
 
     def fail(self, error: EnvError, *, in_reset: bool = False) -> None:
-        """The episode is cut short; give the lane up if it failed too often in a row."""
+        """End the episode and record the failure. Give up the lane after too many failures in a row."""
         good = self._taken if in_reset else self._taken - 1
         self._taken, self.down = 0, True
         self._failures.append(Failure(self._index, error.cause, error.report, in_reset))
@@ -79,14 +79,14 @@ class FaultTolerantLanes:
     """The lanes of one fault-tolerant Env."""
 
     def __init__(self, name: str, lanes: Sequence[Lane], step: Step, first: NDArray, *, part: bool = False) -> None:
-        """`part`: of an Env that has lanes in other processes too."""
+        """`part`: the Env has lanes in other processes too."""
         self._name, self._part, self.failures = name, part, list[Failure]()
         self.lanes = [FaultTolerantLane(lane, index, first[index], self.failures) for index, lane in enumerate(lanes)]
         self._floats = [values.reshape(-1) for values in (step.next_obs, step.reward) if values.dtype != np.uint8]
         self._all_valid = True  # in the last step
 
     def check(self, step: Step, ended: list[Lane | FaultTolerantLane]) -> Step:
-        """The step with its failures: failed lanes have an empty row and are added to those that ended."""
+        """Return the step with its failures. A failed lane gets an empty row and is added to `ended`."""
         if not all(map(finite, self._floats)):
             self._fail_not_finite(step)
         if self._all_valid and not self.failures:

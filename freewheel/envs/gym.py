@@ -55,8 +55,8 @@ class GymConfig(GymOptions):
     id: str = ""  # registered (CartPole-v1), or package.module:Factory: Factory(**args) returns an env of Gymnasium or old gym
     args: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the environment
     _: KW_ONLY
-    factory: Callable[..., gymnasium.Env[Any, Any]] | None = None  # called in place of an id, which is then only a name
-    preload: tuple[str, ...] = ()  # modules that workers import, besides the one that defines the environment
+    factory: Callable[..., gymnasium.Env[Any, Any]] | None = None  # called in place of `id`, which then is only a name
+    preload: tuple[str, ...] = ()  # modules that workers import, instead of the one that defines the environment
 
     on_device: ClassVar[bool] = False
     main_thread: ClassVar[bool] = False
@@ -69,12 +69,12 @@ class GymConfig(GymOptions):
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        """With the registration of the id: worker processes do not run the script that may have registered it. Code of a module
-        that is pickled by value comes along as well: where it arrives there may be no such file."""
+        """Include the registration of the id, because workers do not run the script that may have registered it.
+        Include also the code of a module that is pickled by value, because the receiver may not have its file."""
         state = {"admitted": own_folders.state(), **vars(self), "registered": gymnasium.registry.get(self.id)}
         carried = cloudpickle.list_registry_pickle_by_value()
         if carried and self.factory is None:
-            with suppress(FreewheelError):  # it says so where it is made
+            with suppress(FreewheelError):  # `open` will raise the error
                 factory = self._find()
                 state["factory"] = factory if getattr(factory, "__module__", None) in carried else None
         registered = state["registered"]
@@ -95,13 +95,13 @@ class GymConfig(GymOptions):
 
     @property
     def label(self) -> str:
-        """The name for people: without the folders of a file."""
+        """The name for display, without the folders of a file."""
         module, _, attribute = self.name.rpartition(":")
         return f"{Path(module).stem}:{attribute}" if is_file(module) else self.name
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What a worker will import, as far as that is known without importing it."""
+        """The modules that a worker will import, as far as they are known without importing them."""
         if self.preload:
             return self.preload
         registered = gymnasium.registry.get(self.id)
@@ -112,14 +112,14 @@ class GymConfig(GymOptions):
         return (module,) if module else ()
 
     def to(self, device: str) -> Self:
-        """Itself: it does not run on a device."""
+        """Return this config: the environment does not run on a device."""
         return self
 
     def make(
         self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False, render_mode: str | None = None
     ) -> Env:
-        """An Env of these lanes. Only single envs can be fault-tolerant, because a vector env cannot reset one lane after a
-        failure. `render_mode` applies to the first lane."""
+        """Build an Env of these lanes. Only single envs can be fault-tolerant, because a vector env cannot reset one
+        lane after a failure. `render_mode` applies to the first lane."""
         if processes:
             return LaneProcesses(partial(self._part, fault_tolerant), self.label, lanes, self.timeouts)
         if render_mode is None and (vector := self._vector(len(lanes))) is not None:
@@ -140,44 +140,44 @@ class GymConfig(GymOptions):
         return loop
 
     def _part(self, fault_tolerant: bool, lane: int) -> GymLoop:
-        """One of several lanes, in a process of its own."""
+        """Build one of several lanes, in its separate process."""
         probe.constructing(lane)
         envs, lanes = [self.open(lane)], range(lane, lane + 1)
         return GymLoop(envs, self.label, lanes, self.measures, fault_tolerant=fault_tolerant, part=True)
 
     def rendering(self) -> Rendering:
-        """How the environment can be shown."""
+        """Return how the environment can be shown."""
         with closing(self.open(0)) as env:
             return Rendering.of(env)
 
     def open(self, lane: int, render_mode: str | None = None) -> gymnasium.Env[Any, Any]:
-        """One env, or a SetupError or EnvError that says why it cannot be made."""
+        """Build one env; raise a SetupError or EnvError with the reason if this fails."""
         args = dict(self.args) if render_mode is None else {**self.args, "render_mode": render_mode}
         with self._explaining(f"lane {lane} of {self.label}"):
             factory = self.factory or self._find()
             limit = self.max_episode_steps
             if factory is None:
-                known = self.id.rpartition(":")[2]  # what stands before it was imported
+                known = self.id.rpartition(":")[2]  # `_find` has imported the module before the colon
                 return gymnasium.make(known, max_episode_steps=limit, disable_env_checker=True, **args)
             env = factory(**args)
             if hasattr(env, "possible_agents"):
                 remedy = "give an environment of one agent, whose step() lets the others act"
                 raise SetupError(f"{self.label} has several agents (PettingZoo), which is not supported: {remedy}")
             if isinstance(env, gymnasium.vector.VectorEnv):
-                remedy = "give what makes a single one; --num-envs says how many are made of it"
+                remedy = "give a factory of single ones; --num-envs sets the number of copies"
                 raise SetupError(f"{self.label} is a vector of environments, which is not supported: {remedy}")
             if is_old(env):
                 return OldGym(env, self.name, limit)
             return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
     def _find(self) -> Callable[..., Any] | None:
-        """The factory that package.module:Factory or file.py:Factory names; None for a registered id (module:Id-v0 imports
-        the module first)."""
+        """Return the factory that package.module:Factory or file.py:Factory names; None for a registered id. For
+        module:Id-v0, import the module first."""
         module, colon, attribute = self.id.rpartition(":")
         if not colon:
             return None
         found = own_module(module)
-        entries = (str(spec.entry_point) for spec in gymnasium.registry.values())  # which it may have registered
+        entries = (str(spec.entry_point) for spec in gymnasium.registry.values())  # the module may have registered some
         own_folders.asked.update(re.split("[.:]", entry)[0] for entry in entries)
         if not attribute.isidentifier():
             return None
@@ -187,23 +187,23 @@ class GymConfig(GymOptions):
             raise SetupError(f"'{module}' has no factory '{attribute}'{nearest(attribute, own)}")
         refuse_builtin(factory, f"the environment '{self.id}'")
         if isinstance(factory, type) and not (hasattr(factory, "reset") and hasattr(factory, "step")):
-            raise SetupError(f"'{self.id}' is no environment: the class has no reset() and step()")
+            raise SetupError(f"'{self.id}' is not an environment: the class has no reset() and step()")
         return factory
 
     @property
     def episode_limit(self) -> int | None:
-        """Steps after which an episode is truncated, as far as that is known without making the environment."""
+        """Steps after which an episode is truncated, if this is known without building the environment."""
         registered = gymnasium.registry.get(self.id.rpartition(":")[2]) if self.factory is None else None
         return self.max_episode_steps or (registered.max_episode_steps if registered is not None else None)
 
     @property
     def batched(self) -> bool:
-        """Whether the id has a vector env of its own that is used: many lanes cost little more than one."""
+        """Return whether the vector env of the id is used, so that many lanes cost little more than one."""
         return self._vector_spec() is not None
 
     def _vector_spec(self) -> EnvSpec | None:
-        """The spec of an id whose vector env takes a seed for every lane and episode. Those of Gymnasium take one seed for all
-        lanes, so that an episode would depend on the other lanes: B single envs are used instead."""
+        """Return the spec if the id has a vector env that takes a seed for every lane and episode. The others
+        take one seed for all lanes, so an episode would depend on the other lanes: B single envs are used instead."""
         if self.factory or self._find():
             return None
         spec = gymnasium.registry.get(self.id.rpartition(":")[2])
@@ -222,7 +222,7 @@ class GymConfig(GymOptions):
             return gymnasium.make_vec(spec, lanes, "vector_entry_point", **{**self.args, **limit})
 
     def _arguments(self, error: TypeError) -> str:
-        """What the constructor takes, if it can be told."""
+        """Describe the parameters of the constructor for an error message; empty if they are unknown."""
         registered = gymnasium.registry.get(self.id.rpartition(":")[2])
         try:
             entry = self.factory or self._find() or (registered.entry_point if registered is not None else None)
@@ -237,7 +237,7 @@ class GymConfig(GymOptions):
 
     @contextmanager
     def _explaining(self, who: str) -> Iterator[None]:
-        """Turn every failure into an error of one line; warnings are shown only if nothing fails."""
+        """Turn every failure into a SetupError or an EnvError. Show warnings only if nothing fails."""
         try:
             with warnings.catch_warnings(record=True, action="always") as caught:
                 yield
@@ -246,7 +246,7 @@ class GymConfig(GymOptions):
         except FreewheelError:
             raise
         except (UnregisteredEnv, DeprecatedEnv) as error:
-            listing = "; python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
+            listing = "; python -c 'import gymnasium; gymnasium.pprint_registry()' lists all ids"
             hint = nearest(self.id, gymnasium.registry, listing, cutoff=0.75)
             known = package_of("envs", self.id)
             hint = f": it is in a package of its own, pip install {known}" if known else hint
@@ -272,7 +272,7 @@ def _line(error: Exception) -> str:
 
 
 def env_classes(file: Path) -> list[str]:
-    """The environments that a file defines, found without running it: classes that derive from one, or reset and step."""
+    """Find the environments of a file without running it: subclasses of an env, and classes with reset and step."""
     try:
         body = ast.parse(file.read_text(encoding="utf-8")).body
     except OSError as error:
@@ -290,7 +290,7 @@ def env_classes(file: Path) -> list[str]:
 
 
 def absolute(name: str) -> str:
-    """The name by which an environment is found from any directory: files by their whole path, and with the name of a class."""
+    """Return a name that is valid in any directory: a file gets its full path and the name of a class."""
     module, colon, attribute = name.rpartition(":")
     if is_file(name):
         module, attribute = name, _only(Path(name).expanduser())
@@ -300,7 +300,7 @@ def absolute(name: str) -> str:
 
 
 def _only(file: Path) -> str:
-    """The one environment of a file; UsageError if it is not clear which is meant."""
+    """Return the only environment of a file; UsageError if it has none or several."""
     found = env_classes(file)
     if len(found) == 1:
         return found[0]
@@ -310,13 +310,13 @@ def _only(file: Path) -> str:
 
 
 def build(name: str, args: Mapping[str, Any], options: Any, device: str) -> EnvConfig:  # noqa: ARG001
-    """The environment of this name."""
+    """Build the config of this environment."""
     return GymConfig(absolute(name), args, **vars(options))
 
 
 FAMILY = WorldFamily(
     name="gym",
-    serves=lambda _: False,  # it gets what no other family serves
+    serves=lambda _: False,  # it is the fallback for names that no other family serves
     options=GymOptions,
     build=build,
     flags=FamilyFlags(env_help="a Gymnasium id (CartPole-v1), package.module:Factory, or path/to/file.py:Factory"),

@@ -1,4 +1,4 @@
-"""One environment with its stream of seeds, the rows it writes, and a position for error messages."""
+"""One environment with its stream of seeds, the rows it writes, and its position for error messages."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class LaneBuffers(NamedTuple):
 
     first: NDArray  # [D] the first observation of the next episode
     successor: NDArray  # [D] the observation after a step
-    measures: NDArray  # [M] of an episode that has just ended
+    measures: NDArray  # [M] the measures of an episode that has just ended
 
 
 def blank_step(spec: EnvSpec) -> Step:
-    """The arrays of a Step, which are reused at every step."""
+    """Allocate the arrays of a Step, which are reused at every step."""
     lanes, dtype = spec.lanes, np.dtype(spec.obs_dtype)
     return Step(
         reward=np.zeros(lanes, np.float32),
@@ -51,7 +51,7 @@ def blank_step(spec: EnvSpec) -> Step:
 
 
 def raised(who: str, error: BaseException, where: str) -> EnvError:
-    """An exception of the env as EnvError: a summary line, then its full traceback without our frames."""
+    """Convert an exception of the env to an EnvError: a summary line, then the traceback without our leading frames."""
     kind, message = type(error).__name__, " ".join(text_of(error).split())
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         message += f"; a process may have {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} (ulimit -n)"
@@ -62,7 +62,7 @@ def raised(who: str, error: BaseException, where: str) -> EnvError:
 
 
 def close_env(env: Any, who: str) -> None:
-    """Close an env of the user's; one that raises spoils neither start nor end of a run, it is only told of."""
+    """Close the user's env. An exception only becomes a warning, so that it cannot break the start or end of a run."""
     try:
         env.close()
     except Exception as error:  # noqa: BLE001 - the user's code
@@ -80,7 +80,7 @@ def _traceback(error: BaseException, trace: TracebackType | None) -> str:
 
 
 def survey(env: gymnasium.Env[Any, Any], who: str) -> Layout:
-    """The env's spaces; a reset shows whether its info has an action mask."""
+    """Return the layout of the env's spaces; a reset shows whether its info has an action mask."""
     spaces, info_mask = _spaces(env, who), False
     if isinstance(spaces[1], Discrete):
         probe.surveying()
@@ -99,7 +99,7 @@ def _spaces(env: gymnasium.Env[Any, Any], who: str) -> tuple[Space[Any], Space[A
 
 
 def position(stream: SeedStream | None, episode: int, steps: int, action: object) -> str:
-    """The position of a lane, so that its failure can be reproduced."""
+    """Describe the position of a lane, so that its failure can be reproduced."""
     if stream is None:
         return "before its first episode"
     place = f"step {steps}, last action {shorten(str(action), 80)}" if steps else "in reset"
@@ -107,7 +107,7 @@ def position(stream: SeedStream | None, episode: int, steps: int, action: object
 
 
 def _plain(reward: Any, terminated: Any, truncated: Any) -> tuple[float, bool, bool]:
-    """The same as Python's own types; TypeError about what is no number, and no yes or no."""
+    """Convert to Python types; TypeError if the reward is not a number, or a flag is not a boolean."""
     for name, flag in (("terminated", terminated), ("truncated", truncated)):
         array = getattr(flag, "shape", ()) == () and getattr(getattr(flag, "dtype", None), "kind", "O") in "bui"
         if not isinstance(flag, bool | int | np.bool_) and not array:
@@ -124,7 +124,7 @@ def _plain(reward: Any, terminated: Any, truncated: Any) -> tuple[float, bool, b
 
 
 class Lane:
-    """One env. Its answers are checked and written to its rows; every failure becomes an EnvError with the lane's name."""
+    """Runs one env: checks its answers, writes them to rows, and turns every failure into an EnvError with its name."""
 
     __slots__ = (
         "_action", "_allowed", "_context", "_env_step", "_episode", "_mask_first", "_mask_successor", "_measures", "_names",
@@ -142,7 +142,7 @@ class Lane:
     ) -> None:
         columns, mask = layout.observation, layout.observation.mask
         if layout_of(*_spaces(env, who), info_mask=mask is not None) != layout:
-            raise SetupError(f"{who} has other spaces than the lanes before it: all lanes must have the same spaces")
+            raise SetupError(f"{who} has different spaces from earlier lanes: all lanes must have the same spaces")
         self.env, self.who = env, who
         self._env_step = env.step
         self._write_first, self._write_successor = columns.writer(rows.first), columns.writer(rows.successor)
@@ -159,7 +159,7 @@ class Lane:
         self._number = number % LANES
 
     def follow(self, stream: SeedStream) -> None:
-        """Play the episodes of this stream from its first."""
+        """Play the episodes of this stream from the first one."""
         self._stream, self._episode = stream, -1
 
     def set_context(self, context: NDArray) -> None:
@@ -171,7 +171,7 @@ class Lane:
         return self._context
 
     def reset(self) -> int:
-        """Start the next episode; returns the ns it took."""
+        """Start the next episode; return the ns it took."""
         begun = perf_counter_ns()
         assert self._stream is not None, "call follow() first"
         self._episode += 1
@@ -198,7 +198,7 @@ class Lane:
         return perf_counter_ns() - begun
 
     def step(self, action: object) -> tuple[float, bool, bool]:
-        """Reward, terminated, truncated; the next observation and an ended episode's measures are in the buffers."""
+        """Return reward, terminated, truncated; write the next observation, and at an end the measures."""
         self._action = action
         self._steps += 1
         here[LANE], here[STEP] = self._number, self._steps
@@ -221,14 +221,14 @@ class Lane:
             raise self._invalid("step", error) from None
 
     def _check_context(self, context: NDArray) -> None:
-        """Raise if the observation contains another context than the one given."""
+        """Raise if the observation contains a context other than the given one."""
         for shown in self._shown:
             if not np.array_equal(shown, context):
                 raise BadObservationError(f"{CONTEXT}: reset() was given {context} but the observation has {shown}")
 
     @property
     def where(self) -> str:
-        """Its episode, seed, step and action."""
+        """The lane's episode, seed, step and last action."""
         return position(self._stream, self._episode, self._steps, self._action)
 
     def _invalid(self, method: str, error: Exception) -> EnvError:
@@ -237,5 +237,5 @@ class Lane:
         return EnvError(f"{self.who} gave a wrong {what} in {method}(): {reason} ({self.where})", "shape")
 
     def not_finite(self, what: str, values: NDArray) -> EnvError:
-        """The error for an observation or a reward that is NaN or infinite."""
+        """Return the error for an observation or a reward that is NaN or infinite."""
         return EnvError(f"{self.who} gave {what} that is not finite: {shorten(str(values), 80)} ({self.where})", "nan")

@@ -1,4 +1,4 @@
-"""Environments of old gym and others that draw from the global random generators, as Gymnasium environments."""
+"""Adapts environments of old gym, and others that use the global random generators, to Gymnasium."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ NEEDED = ("observation_space", "action_space", "reset", "step")
 
 
 class GlobalRandom:
-    """A random stream of its own: within `with stream`, Python's global `random` continues this stream; afterwards the
-    caller's own generator continues as if nothing had happened."""
+    """A separate random stream: inside `with stream`, Python's global `random` draws from this stream; afterwards the
+    caller's state is restored."""
 
     __slots__ = ("_callers", "state")
 
@@ -27,7 +27,7 @@ class GlobalRandom:
         self.seed(seed)
 
     def seed(self, seed: int | None) -> None:
-        """Start where `random.seed(seed)` starts."""
+        """Set the stream to the state after `random.seed(seed)`."""
         self.state = random.Random(seed).getstate()
 
     def __enter__(self) -> None:
@@ -40,7 +40,7 @@ class GlobalRandom:
 
 
 class GlobalRandoms(GlobalRandom):
-    """The same for numpy's global generator as well. A spare normal number that numpy may hold is lost on the way."""
+    """Separate streams for Python's and numpy's global generators. A normal number that numpy has cached is lost."""
 
     __slots__ = ("_numpy", "_numpy_callers")
 
@@ -59,16 +59,16 @@ class GlobalRandoms(GlobalRandom):
 
 
 def is_old(env: object) -> bool:
-    """Whether it needs the adapter: it is no gymnasium.Env, or its reset takes no seed."""
+    """Return whether `env` needs the adapter: it is not a gymnasium.Env, or its reset takes no seed."""
     return not isinstance(env, gymnasium.Env) or not _takes(env.reset, "seed")
 
 
 class OldGym(gymnasium.Env[Any, Any]):
-    """An environment of gym 0.10 to 0.26 as one of Gymnasium; gym itself need not be installed.
+    """Presents an environment of gym 0.10 to 0.26 as a Gymnasium environment; gym itself need not be installed.
 
-    A `done` is a truncation if info["TimeLimit.truncated"] is true or `max_episode_steps` is reached, else a termination.
-    While the environment is called, Python's and numpy's global generators are replaced by its own, seeded by the episode's
-    seed; its `seed` method is called too, if it has one. So an episode depends only on its seed.
+    `done` is a truncation if info["TimeLimit.truncated"] is true or `max_episode_steps` is reached, else a termination.
+    During every call, separate streams replace Python's and numpy's global generators. The episode's seed starts them,
+    and is passed to the environment's `seed` method, if there is one. An episode therefore depends only on its seed.
     """
 
     def __init__(self, env: Any, name: str, max_episode_steps: int | None = None) -> None:
@@ -105,7 +105,7 @@ class OldGym(gymnasium.Env[Any, Any]):
         return _fitted(observation, self.observation_space), float(reward), terminated, truncated, info
 
     def _ended(self, ends: list[Any], info: dict[str, Any]) -> tuple[bool, bool]:
-        """Terminated, truncated."""
+        """Return terminated and truncated."""
         if not (1 <= len(ends) <= 2 and all(isinstance(end, bool | int | np.bool_) for end in ends)):
             kinds = ", ".join(type(end).__name__ for end in ends) or "nothing"
             wanted = "wrap it to return `terminated` and `truncated`, bools"
@@ -121,7 +121,7 @@ class OldGym(gymnasium.Env[Any, Any]):
 
 
 def modern(space: Any, what: str) -> spaces.Space[Any]:
-    """A space of old gym as one of Gymnasium, recognised by the name of its class and its attributes."""
+    """Convert a space of old gym, recognised by its class name and its attributes, to Gymnasium."""
     kind = type(space).__name__
     if isinstance(space, spaces.Space):
         return space
@@ -142,7 +142,7 @@ def modern(space: Any, what: str) -> spaces.Space[Any]:
 
 
 def _fitted(value: Any, space: spaces.Space[Any]) -> Any:
-    """The same numbers with the dtype of the space."""
+    """Return the same values with the dtype of the space."""
     if isinstance(space, spaces.Dict):
         return {key: _fitted(value[key], part) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):

@@ -1,4 +1,4 @@
-"""Gymnasium envs in this process: B of them stepped in turn, or a single one with minimal overhead."""
+"""Gymnasium envs in this process: B envs stepped in turn, or a single env with minimal overhead."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class GymLoop(Env):
-    """B envs in this process, stepped in turn. It raises if one fails, and can be reset and used again; a fault-tolerant one
-    reports the failure in its Step and begins the lane's next episode.
+    """Steps B envs in turn in this process. If an env fails, the loop raises, and can be reset and used again.
+    A fault-tolerant loop reports the failure in its Step instead, and begins the lane's next episode.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class GymLoop(Env):
         fault_tolerant: bool = False,
         part: bool = False,
     ) -> None:
-        """`part`: other processes have lanes of the same Env, which goes on if none is left here."""
+        """`part`: other processes have lanes of the same Env, so losing all lanes here is no error."""
         who = [f"lane {lane} of {name}" for lane in lanes]
         layout = survey(envs[0], who[0])
         self._spec = layout.spec(name, len(envs), measures)
@@ -46,13 +46,13 @@ class GymLoop(Env):
         tolerant = FaultTolerantLanes(name, self._lanes, step, self._first, part=part) if fault_tolerant else None
         self._tolerant, self.actions = tolerant, layout.action
         self._steppers: Sequence[Lane | FaultTolerantLane] = self._tolerant.lanes if self._tolerant else self._lanes
-        self._ended: Sequence[Lane | FaultTolerantLane] = self._steppers  # whose next episode has not begun
+        self._ended: Sequence[Lane | FaultTolerantLane] = self._steppers  # lanes whose next episode has not begun
         self._advance = [stepper.step for stepper in self._steppers]
         self._encode = layout.action.encoder()
         self._split: Callable[[NDArray], Sequence[Any]] = (
             list if layout.action.spec.kind == "box" else np.ndarray.tolist
         )
-        self._at = memoryview(bytearray(8)).cast("q")  # which lane is being stepped
+        self._at = memoryview(bytearray(8)).cast("q")  # the lane that is being stepped
         self._closed = False
 
     def watch(self, lane: memoryview, reset: Callable[[int, int], None]) -> None:
@@ -165,7 +165,7 @@ class GymSingle(GymLoop, SingleEnv):
         return checked
 
     def _translator(self) -> Callable[[Any], Any] | None:
-        """Converts our actions to the env's; None if they are the same."""
+        """Return the conversion of our actions to the env's; None if they are the same."""
         encode = self._encode
         if self._spec.action.kind == "box":
             return lambda action: encode(action[None])[0]

@@ -1,4 +1,4 @@
-"""One process for each lane, with a barrier at every step: an Env whose rows are in shared memory, and what runs in a process."""
+"""An Env with one process per lane, a barrier at every step and rows in shared memory; and what its processes run."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from freewheel.transport.shm.memory import Fields, SharedArrays, bytes_of, requi
 from freewheel.transport.workers import heartbeats as phase
 from freewheel.transport.workers.heartbeats import Heartbeats, LaneCalls
 
-MakeLane: TypeAlias = Callable[[int], GymLoop]  # lane number in, an Env of this lane out
+MakeLane: TypeAlias = Callable[[int], GymLoop]  # takes a lane number, returns an Env of this lane
 Shown: TypeAlias = tuple[str, type[Warning], str, int]  # a warning that was caught in another process
 
 
 class LaneProcesses(Env):
-    """The lanes of an Env, each in a process of its own. The environment's code never runs in this process.
+    """An Env that runs each lane in a separate process. The environment's code never runs in this process.
 
-    A process begins the next episode within the step that ended one, while others still step: so it has to have its contexts
-    before, and failures of a reset are reported in the next step, as `GymLoop` does.
+    A process begins the next episode within the step that ended one, while others still step. It must therefore have
+    its contexts before that step, and it reports failures of a reset in the next step, as `GymLoop` does.
     """
 
     def __init__(self, make: MakeLane, name: str, lanes: range, timeouts: Timeouts) -> None:
-        """`make` is sent to the processes. The Env is fault-tolerant if what it makes is."""
+        """`make` is sent to the processes. The Env is fault-tolerant if the Envs that it makes are."""
         factory, who = pickled(make, name), [f"lane {lane} of {name}" for lane in lanes]
         self._name, self._streams, self._context = name, list[SeedStream](), NO_CONTEXT
         self._given_up = np.zeros(len(lanes), np.bool_)
@@ -52,15 +52,13 @@ class LaneProcesses(Env):
             raise
 
     def _prepare(self, answers: Sequence[Any], who: Sequence[str]) -> None:
-        """Make the rows when it is known what they are like."""
+        """Check that all lanes have the same spaces, then allocate the shared rows."""
         ready: list[Ready] = _checked(answers)
         first = ready[0]
-        _show(first.shown)  # the other lanes have the same to say
+        _show(first.shown)  # the other lanes caught the same warnings
         for own, one in zip(who, ready, strict=True):
             if (one.spec, one.actions) != (first.spec, first.actions):
-                raise SetupError(
-                    f"{own} has other spaces than the lanes before it: all lanes must have the same spaces"
-                )
+                raise SetupError(f"{own} has different spaces from earlier lanes: all lanes must have the same spaces")
         self._spec = spec = replace(first.spec, lanes=len(who))
         self._encode = first.actions.encoder()
         fields = _fields(spec)
@@ -85,7 +83,7 @@ class LaneProcesses(Env):
 
     @property
     def processes(self) -> Sequence[Any]:
-        """One for each lane, while it is open."""
+        """One process for each lane, while the Env is open."""
         return self._barrier.processes
 
     def set_context(self, context: NDArray) -> None:
@@ -103,7 +101,7 @@ class LaneProcesses(Env):
     def replay(
         self, seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None], calling: Callable[[str], None]
     ) -> tuple[NDArray, list[str]]:
-        """Each lane in its own process, so they do not wait for each other."""
+        """Replay each lane in its process, so that lanes do not wait for each other."""
         calling("reset")
         self._follow(seeds)
         asked = [("replay", stream, own) for stream, own in zip(seeds, played, strict=True)]
@@ -124,7 +122,7 @@ class LaneProcesses(Env):
         return replace(step, failures=failures, reset_ns=int(self._reset_ns.max()))
 
     def autoreset(self) -> NDArray:
-        """Processes have begun the next episodes already."""
+        """Return the observations; the processes have begun the next episodes already."""
         if not self._begun.any():
             return self._step.next_obs
         np.copyto(self._obs, self._step.next_obs)
@@ -156,7 +154,7 @@ class LaneProcesses(Env):
             raise EnvError(f"no lane of {self._name} is left: {failures[-1].report}", "quarantine")
 
     def _where(self, lane: int) -> str:
-        """Its episode, seed, step and action, as the process has written them down."""
+        """Describe the lane's episode, seed, step and action, as its process has recorded them."""
         heartbeats = self._barrier.heartbeats
         if not self._streams:
             return position(None, 0, 0, None)
@@ -165,7 +163,7 @@ class LaneProcesses(Env):
 
 
 def _fields(spec: EnvSpec) -> Fields:
-    """What a step of all lanes needs; each process writes its row."""
+    """Return the shared arrays for a step of all lanes; each process writes its row."""
     lanes, observations = (spec.lanes,), ((spec.lanes, spec.obs_size), spec.obs_dtype)
     return {
         "action": ((*lanes, *spec.action.shape), spec.action.dtype),
@@ -174,14 +172,14 @@ def _fields(spec: EnvSpec) -> Fields:
         "truncated": (lanes, "?"),
         "valid": (lanes, "?"),
         "next_obs": observations,
-        "first": observations,  # of the episode that has begun in this step
+        "first": observations,  # first observations of episodes that began in this step
         "measures": ((*lanes, len(spec.measures)), "f4"),
         "reset_ns": (lanes, "i8"),
     }
 
 
 def _checked(answers: Sequence[Any]) -> list[Any]:
-    """The answers; raises the first error among them."""
+    """Return the answers, or raise the first error among them."""
     for answer in answers:
         if isinstance(answer, FreewheelError):
             raise answer
@@ -189,7 +187,7 @@ def _checked(answers: Sequence[Any]) -> list[Any]:
 
 
 def _failures(answers: Sequence[Any]) -> tuple[Failure, ...]:
-    """Of all lanes, which each process numbers from 0."""
+    """Collect the failures of all lanes; each process gives its lane the number 0."""
     found = enumerate(_checked(answers))
     return tuple(replace(failure, lane=lane) for lane, own in found if own for failure in own)
 
@@ -222,7 +220,7 @@ def serve(line: WakePipe, heartbeats: Heartbeats, number: int, factory: bytes, l
             if asked is not None and asked[0] == "close":
                 return
             asked = line.receive()
-        except (EOFError, ConnectionError):  # nobody asks any more
+        except (EOFError, ConnectionError):  # the other end is closed
             return
         answer = _answer(process.step) if asked is None else _answer(getattr(process, asked[0]), *asked[1:])
 
@@ -235,7 +233,7 @@ def _answer(method: Any, *arguments: Any) -> Any:
 
 
 class _Calls(LaneCalls):
-    """Counts the episodes of a stream as well."""
+    """Also counts the episodes of a stream."""
 
     def __init__(self, heartbeats: Heartbeats, number: int, lane: int) -> None:
         super().__init__(heartbeats, number, range(lane, lane + 1))
@@ -248,7 +246,7 @@ class _Calls(LaneCalls):
 
 
 class _LaneProcess:
-    """Its methods are called by name; what they return is the answer."""
+    """One lane in its process. Requests call methods by name; the results are the answers."""
 
     def __init__(self, heartbeats: Heartbeats, number: int) -> None:
         self._heartbeats, self._number = heartbeats, number
@@ -272,7 +270,7 @@ class _LaneProcess:
     def attach(self, fields: Fields, path: str) -> None:
         """Use these rows from now on."""
         number = self._number
-        with closing(SharedArrays.opened(fields, path)) as rows:  # what is used of it stays
+        with closing(SharedArrays.opened(fields, path)) as rows:  # the views below keep the memory alive
             self._action, self._reset_ns = rows["action"][number : number + 1], rows.cells("reset_ns", number)
             self._first, self._next_obs, self._measures = (
                 rows[name][number] for name in ("first", "next_obs", "measures")
@@ -289,7 +287,7 @@ class _LaneProcess:
         self._first[:] = self._made.reset([stream])[0]
 
     def replay(self, stream: SeedStream, played: EpisodePrefix | None) -> str:
-        """Why the episode is not where it was."""
+        """Replay the episode; return why it did not get back to where it was, or an empty string."""
         self._calls.begun[0] = 0
         obs, (reason,) = self._made.replay([stream], [played], self._calling)
         self._first[:] = obs[0]
@@ -320,11 +318,11 @@ class _LaneProcess:
 
     @property
     def _made(self) -> GymLoop:
-        assert self._env is not None, "it is made first"
+        assert self._env is not None, "call make() first"
         return self._env
 
     def _calling(self, what: str) -> None:
-        """An episode is played again: each call of the environment has its own time limit."""
+        """Note a call of the environment during a replay, so that each call has its own time limit."""
         self._calls.steps[0] += self._phase[0] == phase.STEP  # a step has returned
         self._heartbeats.enter(self._number, phase.RESET if what == "reset" else phase.STEP)
 

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces as a Layout: plain data that says how observations become columns, and columns actions."""
+"""Converts Gymnasium spaces to a Layout: plain data that maps observations to columns, and columns to actions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from freewheel.core import ActionSpec, NDArray
 from freewheel.errors import SetupError
 from freewheel.policies.layout import MASK, Actions, Key, Layout, Observations, SpaceLeaf
 
-UNBOUNDED = 1e30  # beyond this a bound is only the largest number of its type
+UNBOUNDED = 1e30  # a larger bound is only the largest number of its type, and counts as none
 
 
 def layout_of(observation: Space[Any], action: Space[Any], *, info_mask: bool = False) -> Layout:
-    """The layout of these spaces; `info_mask`: the env has an action mask in its info."""
+    """Return the layout of these spaces. `info_mask`: the env puts an action mask into its info."""
     actions = _actions(action)
     choices = actions.spec.size if actions.spec.kind == "discrete" else None
     columns = _observations(observation, choices, info_mask=info_mask)
@@ -24,8 +24,8 @@ def layout_of(observation: Space[Any], action: Space[Any], *, info_mask: bool = 
 
 
 def _bounds(space: Space[Any], columns: Observations) -> NDArray | None:
-    """[2, D] lowest and highest values by column, infinite where the space has none; None: no column has any. All bytes of a
-    picture are in its space."""
+    """Return the lowest and highest value of each column [2, D], infinite where there is no bound; None without any
+    bound. Pictures need none, because every byte is in their space."""
     if columns.dtype == "uint8":
         return None
     leaves, bounds = dict(_leaves(space, ())), np.full((2, columns.size), np.inf)

@@ -20,10 +20,10 @@ from freewheel.rollout.restoring import OTHERWISE, HeldStream, ReplayDeadline, a
 
 
 class GymVector(Env):
-    """An Env over a VectorEnv. If its metadata has `"lane_seeds": True`, it gets one stream for each lane in options["seeds"]
-    and seeds every episode from it; otherwise it is seeded once. If its metadata also has `"contexts": True` and its autoreset
-    is disabled, every reset gets the table [K, C], if there is one, in options["contexts"]: a lane whose episode begins takes
-    row seeding.pick(its seed, K) and has it as "context" in its observation.
+    """An Env over a VectorEnv. If the metadata has `"lane_seeds": True`, the vector env gets one stream per lane in
+    options["seeds"] and seeds every episode from it; otherwise it is seeded once. If the metadata also has
+    `"contexts": True` and autoreset is disabled, every reset gets a non-empty table [K, C] in options["contexts"]. A
+    lane whose episode begins then takes row seeding.pick(its seed, K) and shows it as "context" in its observation.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class GymVector(Env):
         self._step = blank_step(self._spec)
         self._obs = np.zeros_like(self._step.next_obs)  # [B, D] what to act on next
         self._rows = _VectorRows(layout, self._obs)
-        self._some = _VectorRows(layout, np.zeros_like(self._obs))  # of which only ended lanes are used
+        self._some = _VectorRows(layout, np.zeros_like(self._obs))  # only the rows of ended lanes are used
         self._ended = np.zeros(vector.num_envs, np.bool_)  # the episode is over and the next has not begun
 
     def _survey(self) -> Layout:
@@ -57,7 +57,7 @@ class GymVector(Env):
         return layout_of(vector.single_observation_space, vector.single_action_space, info_mask=MASK in info)
 
     def _with_contexts(self, spec: EnvSpec) -> EnvSpec:
-        """Contexts need an env that reads them at every reset and knows the seeds of its lanes."""
+        """Keep contexts only if the env reads them at every reset and knows the seeds of its lanes."""
         able = all(self._vector.metadata.get(name) for name in ("lane_seeds", "contexts"))
         return spec if able and self._mode is AutoresetMode.DISABLED else replace(spec, context=0)
 
@@ -76,7 +76,7 @@ class GymVector(Env):
 
     @property
     def acting_on(self) -> NDArray:
-        """[B, D] what to act on next."""
+        """[B, D] the observations to act on next."""
         return self._obs
 
     def reset(self, seeds: Sequence[SeedStream]) -> NDArray:
@@ -91,7 +91,7 @@ class GymVector(Env):
     def replay(
         self, seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None], calling: Callable[[str], None]
     ) -> tuple[NDArray, list[str]]:
-        """Lanes are stepped together: those that have played less wait, and begin when the others are that far."""
+        """Step all lanes together. A lane with fewer steps to replay waits until the others have as many left."""
         why = f"{self._name} is not seeded anew for each episode"
         if self._vector.metadata.get("lane_seeds") and self._mode is AutoresetMode.DISABLED:
             try:
@@ -102,7 +102,7 @@ class GymVector(Env):
         return self.reset(after_what_was_played(seeds, played)), ["" if own is None else why for own in played]
 
     def restart(self, lanes: NDArray, context: NDArray) -> None:
-        """Begin the next episode of these lanes [B] with a row of this table, whether or not theirs has ended."""
+        """Begin the next episode of these lanes [B] with a row of this table, even if the current one has not ended."""
         before, self._context = self._context, {"contexts": context} if context.size else {}
         self._ended[:] = lanes
         self.autoreset()
@@ -127,7 +127,7 @@ class GymVector(Env):
     def _convert(
         self, observation: Any, reward: NDArray, terminated: NDArray, truncated: NDArray, info: Mapping[str, Any]
     ) -> None:
-        """Write an answer as rows."""
+        """Write the answer of a step into the rows of the Step."""
         step, final = self._step, info
         self._rows.put(observation, info)
         np.copyto(step.next_obs, self._obs)
@@ -146,7 +146,7 @@ class GymVector(Env):
         self._ended[:] = over
 
     def _check_finite(self) -> None:
-        """Raise if a value is not finite, before the row is returned."""
+        """Raise an EnvError if a value of the step is not finite."""
         step = self._step
         for what, values in (("an observation", step.next_obs), ("a reward", step.reward)):
             finite = np.isfinite(values).reshape(len(values), -1).all(axis=1) | ~step.valid
@@ -177,7 +177,7 @@ class GymVector(Env):
 
 
 class _VectorReplay:
-    """Episodes of a vector env that are brought to where they were."""
+    """Replays the episodes of a vector env up to where they were."""
 
     def __init__(self, env: GymVector, seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None]) -> None:
         self._env, self._played = env, played
@@ -210,7 +210,7 @@ class _VectorReplay:
         return env.acting_on, self._reasons
 
     def _begin(self, lanes: NDArray, skip: int = 0) -> None:
-        """The turn of these lanes has come: they begin their first episode, or one after it."""
+        """Begin the first episode of these lanes, or one after it: `skip` episodes of their streams are left out."""
         for lane in np.flatnonzero(lanes).tolist():
             stream, own = self._streams[lane], self._played[lane]
             stream.waited = stream.resets - skip
@@ -219,7 +219,7 @@ class _VectorReplay:
             stream.resets += 1
 
     def _step(self, left: int) -> None:
-        """One step: of lanes whose turn it is, with their next action. What the others do does not matter."""
+        """Step all lanes. Lanes that have begun take their next action; the actions of the others do not matter."""
         begun = self._steps >= left
         example = next(own.action for own in self._played if own is not None)
         action = np.zeros((len(begun), *example.shape[1:]), example.dtype)
@@ -239,7 +239,7 @@ class _VectorReplay:
 
 
 class _VectorRows:
-    """Rows [B, D] for observations of a vector env: one of all lanes, or an object array with some lanes' observations."""
+    """Writes observations of a vector env to rows [B, D]: a batch of all lanes, or an object array with some lanes."""
 
     def __init__(self, layout: Layout, out: NDArray) -> None:
         columns, mask = layout.observation, layout.observation.mask

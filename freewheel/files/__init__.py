@@ -1,1 +1,1 @@
-"""Files of a run: how they are written and read, so that a fault of the disk or a hostile file never ends a training."""
+"""Writes and reads the files of a run, so that a fault of the disk or a hostile file never ends a training."""

@@ -1,7 +1,7 @@
-"""Every call that changes a run directory, in one place: tests let each of them fail, one after the other.
+"""All calls that change a run directory, in one place, so that tests can make each of them fail.
 
-Call them as `disk.write(...)`, never under a name of your own, or the tests cannot reach them. They raise OSError; who calls
-decides what a failure costs. Folders are readable only by their owner. No call follows a link (reach.py).
+Call them as `disk.write(...)`, never by a name imported from here, or the tests cannot reach them. They raise OSError;
+the caller decides what a failure means. Folders are readable only by their owner. No call follows a link (reach.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def write(path: Path, data: bytes | memoryview) -> None:
-    """A new file, on the disk when this returns; FileExistsError if there is one."""
+    """Write a new file, which is on the disk when this returns; raise FileExistsError if there is one."""
     with _new(path) as file:
         file.write(data)
         file.flush()
@@ -32,8 +32,8 @@ def _new(path: Path) -> BinaryIO:
 
 
 def open_end(path: Path) -> BinaryIO:
-    """A file to append to and to read, made if there is none; it has no buffer of its own. One that has a second name (a hard
-    link) is refused: nobody knows what else would change with it."""
+    """Open a file without a buffer, to append to and to read; make it if there is none. A file with a second name (a
+    hard link) is refused, because nobody knows what else would change with it."""
     descriptor = opened(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK)
     about = os.fstat(descriptor)
     if stat.S_ISREG(about.st_mode) and about.st_nlink <= 1:
@@ -44,31 +44,31 @@ def open_end(path: Path) -> BinaryIO:
 
 
 def begin(path: Path) -> BinaryIO:
-    """A new file in the place of what is there."""
+    """Make a new file in place of whatever is there."""
     remove(path)
     return _new(path)
 
 
 def append(file: BinaryIO, data: bytes) -> None:
-    """To the end of an open file, for readers to see. What fails is taken away again, so far as the disk lets us."""
+    """Append to an open file, visible to readers. After an error, cut off the written part if the disk allows it."""
     rest, end = memoryview(data), file.seek(0, os.SEEK_END)
     try:
         while rest:
-            rest = rest[file.write(rest) :]  # a disk that is nearly full takes a part
+            rest = rest[file.write(rest) :]  # a disk that is nearly full accepts a part
         file.flush()
     except OSError:
-        with suppress(OSError):  # also a full disk can make a file shorter
+        with suppress(OSError):  # even a full disk can make a file shorter
             file.truncate(end)
         raise
 
 
 def cut(file: BinaryIO, size: int) -> None:
-    """An open file, back to its first so many bytes."""
+    """Cut an open file to its first `size` bytes."""
     file.truncate(size)
 
 
 def make_folder(path: Path, mode: int = 0o700) -> None:
-    """A new folder; its parent exists."""
+    """Make a folder; its parent exists."""
     with folder_of(path) as (folder, name):
         os.mkdir(name, mode, dir_fd=folder)
 
@@ -80,13 +80,13 @@ def rename(old: Path, new: Path) -> None:
 
 
 def link(old: Path, new: Path) -> None:
-    """A second name for the content of a file."""
+    """Give the content of a file a second name."""
     with folder_of(old) as (source, name), folder_of(new) as (target, to):
         os.link(name, to, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
 
 
 def copy(old: Path, new: Path) -> None:
-    """The content of a file as a new file, on the disk when this returns."""
+    """Copy the content of a file to a new file, which is on the disk when this returns."""
     with os.fdopen(opened(old, os.O_RDONLY), "rb") as source, _new(new) as file:
         shutil.copyfileobj(source, file, 1 << 20)
         file.flush()
@@ -94,13 +94,13 @@ def copy(old: Path, new: Path) -> None:
 
 
 def point(path: Path, target: str) -> None:
-    """A symbolic link at `path`."""
+    """Make a symbolic link at `path`."""
     with folder_of(path) as (folder, name):
         os.symlink(target, name, dir_fd=folder)
 
 
 def sync(folder: Path) -> None:
-    """The names in this folder, onto the disk."""
+    """Flush the names in this folder to the disk."""
     descriptor = opened(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -109,7 +109,7 @@ def sync(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file, a link or a whole folder, if it is there."""
+    """Remove a file, a link or a whole folder, if it is there."""
     with suppress(FileNotFoundError), folder_of(path) as (folder, name):
         if stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
             shutil.rmtree(name, dir_fd=folder)
@@ -118,7 +118,7 @@ def remove(path: Path) -> None:
 
 
 def show(path: Path, data: bytes) -> None:
-    """The same as `replace` for those who read it now: it may be lost with the machine, and nobody waits for the disk."""
+    """Replace a file like `replace`, but without waiting for the disk: it may be lost if the machine fails."""
     with folder_of(path) as (folder, name):
         part = f".part-{name}"
         with suppress(FileNotFoundError):
@@ -133,7 +133,7 @@ def show(path: Path, data: bytes) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """A file whose content is, at any moment, the old one or the new one."""
+    """Replace a file, whose content is at any moment the old one or the new one."""
     part = path.with_name(f".part-{path.name}")
     remove(part)
     try:
@@ -146,7 +146,7 @@ def replace(path: Path, data: bytes) -> None:
 
 
 def deliver(path: Path, data: bytes) -> None:
-    """A file that the user has named; only a device (/dev/stdout) is written to, all else is replaced."""
+    """Write a file that the user has named: a device (/dev/stdout) is written to, everything else is replaced."""
     if path.is_relative_to("/dev"):
         path.write_bytes(data)
     else:

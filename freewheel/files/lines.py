@@ -1,4 +1,4 @@
-"""A file of lines that others read while it grows, whole whatever the disk does."""
+"""A file of lines that others read while it grows; it keeps only whole lines, even if the disk fails."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ BLOCK = 1 << 20  # bytes read at a time
 
 
 class Lines:
-    """Lines that cannot be written wait in memory and are written, in order, as soon as it is possible.
+    """Appends lines to a file. Lines that cannot be written wait in memory, and are written in order when possible.
 
-    Half a line is cut off before anything else is written. If the file was removed, it is made again with all its lines.
+    A partial line is cut off before the next write. If the file was removed, it is made again with all its lines.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None], noun: str = "lines") -> None:
-        """noun: what the lines are, for messages."""
+        """`noun` names the lines in messages."""
         self._path, self._outage, self._noun = path, Outage(str(path), say), noun
         self._waiting: deque[bytes] = deque()
-        self._lost = 0  # that waited in vain
+        self._lost = 0  # lines that were dropped while they waited
         self._file: BinaryIO | None = None
         self._end = 0  # where the last whole line ends
-        self._torn = False  # there may be something after it
+        self._torn = False  # whether a partial line may follow
         self.catch_up()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return the number of lines that wait."""
         return len(self._waiting)
 
     @property
     def problem(self) -> str:
-        """What the file lacks; empty: nothing."""
+        """The lines that the file lacks, for people; empty: none."""
         missing = [f"{len(self._waiting)} {self._noun} are not written"] if self._waiting else []
         missing += [f"{self._lost} {self._noun} are lost"] if self._lost else []
         return f"{self._path}: {', '.join(missing)} ({self._outage.problem or 'written to again'})" if missing else ""
 
     def add(self, line: bytes) -> None:
-        """To be written by `catch_up`; it ends with a newline."""
+        """Queue a line, which ends with a newline; `catch_up` writes it."""
         self._waiting.append(line)
 
     def lose_oldest(self) -> None:
-        """Of those that wait."""
+        """Drop the oldest line that waits."""
         self._waiting.popleft()
         self._lost += 1
 
@@ -58,7 +58,7 @@ class Lines:
                 self._file.close()
 
     def catch_up(self) -> None:
-        """Write what waits, as far as possible."""
+        """Write the lines that wait, as far as possible."""
         waited = len(self._waiting)
         try:
             twice(self._drain)
@@ -79,7 +79,7 @@ class Lines:
             self._end += len(self._waiting.popleft())
 
     def _opened(self) -> BinaryIO:
-        """The file of this path: the one that is open, or where that was removed a new one with the same lines."""
+        """Return the file at this path: the open one, or a new one with the same lines if that was removed."""
         before = self._file
         if before is not None:
             try:
@@ -96,7 +96,7 @@ class Lines:
         except OSError:
             file.close()
             if removed:
-                disk.remove(self._path)  # or the lines that it lacks would not be looked for again
+                disk.remove(self._path)  # else the next attempt would not copy the lines that it lacks
             raise
         if before is not None:
             before.close()
@@ -104,7 +104,7 @@ class Lines:
         return file
 
     def _copy(self, before: BinaryIO, file: BinaryIO) -> None:
-        """The whole lines of a file that has lost its name."""
+        """Copy the whole lines of a file that was removed."""
         at = 0
         while at < self._end:
             try:
@@ -118,7 +118,7 @@ class Lines:
 
 
 def _whole(file: BinaryIO) -> int:
-    """Where the last whole line ends."""
+    """Return the position at which the last whole line ends."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - BLOCK)

@@ -17,7 +17,7 @@ FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 class HeldError(Exception):
-    """Another process holds the lock, or this one does already; `pid` is its id."""
+    """The lock is held by another process, or by this one already; `pid` is the holder's id, 0 if it is unknown."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(pid)
@@ -25,14 +25,14 @@ class HeldError(Exception):
 
 
 class FileLock:
-    """A POSIX record lock, which children do not inherit: what an environment has forked cannot keep it."""
+    """A POSIX record lock. Children do not inherit it, so a process that an environment forks cannot keep it."""
 
-    #: Files by device and inode: a process that asks for such a lock again would be given it again.
+    #: Locked files by device and inode, because the kernel grants a process a lock that it holds already.
     _held: ClassVar[set[tuple[int, int]]] = set()
 
     def __init__(self, path: Path) -> None:
-        """HeldError if it is held; OSError if there can be no such file."""
-        with suppress(FileNotFoundError):  # before it is opened: to close it again would release the lock
+        """Take the lock; raise HeldError if it is held, OSError if the file cannot be opened or locked."""
+        with suppress(FileNotFoundError):  # before the file is opened, because closing it again would release the lock
             if _identity(path.lstat()) in self._held:
                 raise HeldError(os.getpid())
         self._descriptor = opened(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK, 0o600)
@@ -56,9 +56,9 @@ class FileLock:
 
     @classmethod
     def holder(cls, path: Path) -> int | None:
-        """The id of the process that holds the lock; 0: one that cannot be seen from here; None: nobody does."""
+        """Return the id of the process that holds the lock; 0: it cannot be seen from here; None: the lock is free."""
         with suppress(OSError):
-            if _identity(path.lstat()) in cls._held:  # not opened: to close it again would release the lock
+            if _identity(path.lstat()) in cls._held:  # not opened, because closing it again would release the lock
                 return os.getpid()
             descriptor = opened(path, os.O_RDONLY | os.O_NONBLOCK)
             try:

@@ -1,4 +1,4 @@
-"""How much memory is free, and whether what is planned fits into it: nothing larger is read or started."""
+"""Measures free memory, and checks that a plan fits into it before anything is read or started."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from freewheel.errors import SetupError
 
 
 def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can still be used: of the machine, or of the container if it has less."""
+    """Return the bytes that can still be used: of the machine, or of the container if it has less."""
     free = int(psutil.virtual_memory().available)
-    with suppress(OSError, ValueError):  # no limit reads "max"
+    with suppress(OSError, ValueError):  # memory.max is "max" without a limit
         cached = re.search(r"^inactive_file (\d+)", (cgroup / "memory.stat").read_text(), re.MULTILINE)
         used = int((cgroup / "memory.current").read_text()) - int(cached[1] if cached else 0)
         free = min(free, max(0, int((cgroup / "memory.max").read_text()) - used))
@@ -24,7 +24,7 @@ def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def in_words(size: float) -> str:
-    """A number of bytes for people, in the unit that suits it: 0.4 MB, 391 GB."""
+    """Format a number of bytes in the unit that suits it: 0.4 MB, 391 GB."""
     for unit, name, least in ((2**40, "TB", 1.0), (2**30, "GB", 1.0), (2**20, "MB", 0.1), (2**10, "KB", 0.1)):
         if size >= least * unit:
             return f"{size / unit:,.0f} {name}" if size >= 10 * unit else f"{size / unit:,.1f} {name}"
@@ -33,12 +33,12 @@ def in_words(size: float) -> str:
 
 @dataclass(frozen=True)
 class Need:
-    """So many of something that are in memory at the same time, and what each of them takes."""
+    """A number of things that are in memory at the same time, and the size of each."""
 
     count: int
     what: str
     each: float  # bytes
-    option: str  # that makes them fewer or smaller
+    option: str  # the option that makes them fewer or smaller
 
     @property
     def total(self) -> float:
@@ -49,7 +49,7 @@ class Need:
 
 
 def require_memory(needs: Sequence[Need]) -> None:
-    """SetupError, with the arithmetic, if all this does not fit into the free memory."""
+    """Raise SetupError, with the arithmetic, if the needs together do not fit into the free memory."""
     total, free = sum(need.total for need in needs), free_memory()
     if total <= free:
         return

@@ -1,12 +1,12 @@
-"""Who wrote a file, and whether it is as it was written.
+"""Signatures and checksums: who wrote a file, and whether it has changed since.
 
-What this user's Freewheel has written on this machine is signed with a key that only this user can read.
+Freewheel signs what it writes for this user on this machine with a key that only this user can read.
 
-The key is in $XDG_STATE_HOME/freewheel (~/.local/state/freewheel) and never leaves it. A signature (HMAC-SHA256 of the values in
-the file, in one order) is kept in the file itself, so it stays valid when the file is moved or copied, and not when a value is
-changed. Where no key can be kept, a key of this process is used, and what it signs is known to this process only.
+The key is in $XDG_STATE_HOME/freewheel (~/.local/state/freewheel) and never leaves it. A signature (HMAC-SHA256 of the
+values, with sorted keys) is part of the file, so it stays valid when the file is moved or copied, but not when a value
+changes. If no key can be stored, each process uses a temporary key, and only that process recognises its signatures.
 
-A checksum of the values, which needs no key, shows damage wherever the file is read; files of earlier versions have none.
+A checksum of the values needs no key and shows damage wherever the file is read; files of earlier versions have none.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ FIELD = "origin"  # where a file keeps its signature ...
 CHECKSUM = "sha256"  # ... and its checksum
 SIZE = 32  # bytes of a key
 
-Purpose = Literal["config", "policy", "federation"]  # a signature for one is none for another
+Purpose = Literal["config", "policy", "federation"]  # a signature for one is not valid for another
 
 
 def signature(purpose: Purpose, data: Mapping[str, Any]) -> str:
-    """Of these values, by this user on this machine."""
+    """Return the signature of these values by this user on this machine."""
     return _signature(purpose, data, _key(state_folder()) or _own_key())
 
 
 def made_here(purpose: Purpose, data: Mapping[str, Any], given: object) -> bool:
-    """Whether this is the signature of exactly these values by this user on this machine."""
+    """Return whether this is the signature of exactly these values by this user on this machine."""
     if not isinstance(given, str) or not given.isascii():
         return False
     keys = [key for key in (_key(state_folder(), create=False), _own_key()) if key]
@@ -45,38 +45,38 @@ def made_here(purpose: Purpose, data: Mapping[str, Any], given: object) -> bool:
 
 
 def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """These values and their checksum."""
+    """Return these values and their checksum."""
     return {**data, CHECKSUM: _checksum(data)}
 
 
 def unsealed(data: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """The values of a file without their checksum; FileError if they are not those that were written."""
+    """Return the values of a file without their checksum; raise FileError if the checksum does not match."""
     values = {name: value for name, value in data.items() if name != CHECKSUM}
     if CHECKSUM in data and data[CHECKSUM] != _checksum(values):
         remedy = f"restore it from a copy; if you have changed it yourself, take '{CHECKSUM}' out of it"
-        raise FileError(f"{file} is not as it was written, its checksum is another: {remedy}")
+        raise FileError(f"{file} has changed since it was written, its checksum differs: {remedy}")
     return values
 
 
 def _checksum(data: Mapping[str, Any]) -> str:
-    as_read = json.loads(json.dumps(data))  # keys that are numbers become text, and are sorted as such
+    as_read = json.loads(json.dumps(data))  # keys that are numbers become text, and are sorted as text
     return hashlib.sha256(json.dumps(as_read, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def refusal(file: str, what: str) -> ConsentError:
-    """The error for code, or a place on disk, that is named by a file which nobody here has signed."""
+    """Return the error for code, or a place on disk, that is named by a file without a valid signature."""
     why = "it was not written by you on this machine, or was changed since"
     remedy = "look at it, then add --trust (trust=True in Python)"
-    return ConsentError(f"{file} names code or places of its own, {what}, and {why}: {remedy}")
+    return ConsentError(f"{file} names code or places on disk, {what}, and {why}: {remedy}")
 
 
 def state_folder() -> Path | None:
-    """Where this user's programs keep what lasts; None: there is no such place."""
+    """Return the folder for this user's lasting state; None: there is no such place."""
     if place := os.environ.get("XDG_STATE_HOME"):
         return Path(place) / "freewheel"
     try:
         return Path.home() / ".local" / "state" / "freewheel"
-    except RuntimeError:  # nobody's home
+    except RuntimeError:  # the user has no home folder
         return None
 
 
@@ -91,7 +91,7 @@ def _own_key() -> bytes:
 
 
 def _key(folder: Path | None, *, create: bool = True) -> bytes | None:
-    """The key of this user; a new one where there is none that only this user can read."""
+    """Return the key of this user; make a new one if there is none that only this user can read."""
     if folder is None:
         return None
     try:
@@ -115,7 +115,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _made(folder: Path) -> bytes | None:
-    """Of two processes that make one at the same time, both get the same; a damaged or public one is replaced."""
+    """Make a key. Two processes that do so at the same time get the same key; a damaged or public key is replaced."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path, part = folder / "key", folder / f".part-{secrets.token_hex(8)}"
     descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Standard output that cannot end a run: if nobody reads it any more, or the disk is full, the run goes on without it."""
+"""Standard output that cannot end a run: if its reader is gone or the disk is full, the run continues without it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 from freewheel.errors import printable
 
-WHITE = "\n\t"  # of reports of several lines
+WHITE = "\n\t"  # white space in reports of several lines
 
 
 class LossyStream:
-    """A text stream that gives up after the first error; then what is written to it is lost. `told`: standard error says so."""
+    """A text stream that drops everything after its first error. `told`: the error is reported on standard error."""
 
     def __init__(self, stream: Any, *, told: bool = True) -> None:
         self._stream, self._lost, self._told = stream, False, told
@@ -34,27 +34,27 @@ class LossyStream:
             return
         try:
             action()
-        except (OSError, ValueError) as error:  # ValueError: somebody has closed it
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
             self._lost = True
             _give_up(self._stream, error, self._told)
 
 
 def _give_up(stream: Any, error: OSError | ValueError, told: bool) -> None:
     discard_output(stream)
-    if told and not isinstance(error, BrokenPipeError):  # a reader who leaves (| head) has seen enough
-        complain(f"cannot print any more ({getattr(error, 'strerror', None) or error}); the run goes on without it")
+    if told and not isinstance(error, BrokenPipeError):  # a reader (| head) may stop reading on purpose
+        complain(f"cannot print any more ({getattr(error, 'strerror', None) or error}); the run continues without it")
 
 
 def discard_output(stream: Any) -> None:
-    """Redirect a stream to /dev/null: what is still buffered would fail again when Python exits, with exit code 120."""
-    with suppress(OSError, ValueError, AttributeError):  # it may be no file
+    """Redirect a stream to /dev/null: else its buffer would fail again when Python exits, which gives exit code 120."""
+    with suppress(OSError, ValueError, AttributeError):  # the stream may not be a file
         number, nowhere = stream.fileno(), os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, number)
         os.close(nowhere)
 
 
 def loading() -> None:
-    """A line at once: what comes before the next one takes seconds to import. In a terminal the next line replaces it."""
+    """Print a line at once, because imports delay the next one by seconds. In a terminal the next line replaces it."""
     try:
         sys.stdout.write("loading ...\r" if sys.stdout.isatty() else "loading ...\n")
         sys.stdout.flush()
@@ -63,7 +63,7 @@ def loading() -> None:
 
 
 def complain(text: str) -> None:
-    """A line on standard error, if it can be written there."""
+    """Print a line on standard error, if that is possible."""
     try:
         sys.stderr.write(f"freewheel: {printable(text, WHITE)}\n")
         sys.stderr.flush()
@@ -72,8 +72,8 @@ def complain(text: str) -> None:
 
 
 def fill_standard_streams() -> None:
-    """Streams that were closed when the command was started (>&-) lead nowhere: else Python has none of them, and the next file
-    that is opened takes their place and everything that is printed."""
+    """Open streams that were closed when the command was started (>&-) on /dev/null. Otherwise the next file that is
+    opened takes the number of such a stream, and receives everything that is printed."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             with suppress(OSError):
@@ -84,13 +84,13 @@ def fill_standard_streams() -> None:
 
 
 def keep_printing_harmless() -> None:
-    """In a child process: what an environment prints cannot be its failure. The parent tells that nothing is printed any more."""
+    """Make errors of printing harmless to an environment in a child process. The parent reports lost output."""
     sys.stdout = LossyStream(sys.stdout, told=False)
 
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """In this block errors of standard output end nothing."""
+    """Keep errors of standard output from ending this block."""
     before, sys.stdout = sys.stdout, LossyStream(sys.stdout)
     try:
         yield

@@ -1,9 +1,9 @@
-"""Where modules of the user's own are found: in the folder of one that was asked for by name or file, and by nobody else.
+"""Finds the user's modules in the folder of one that was requested by name or file, and hides them from other code.
 
-Such a folder stands at the end of sys.path, behind the standard library and all that is installed. Its finder hands out the
-modules that were asked for, and those that they import themselves. It hides them from all others: what a package looks for that
-is not installed (jax, wandb) is not taken from a folder because a run of somebody else lies there. A folder that Python or its
-user has put on sys.path is left as it is.
+Such a folder is at the end of sys.path, after the standard library and all installed packages. Its finder returns the
+requested modules, and the modules that these import, but hides them from all other code: a package that looks for a
+missing optional module (jax, wandb) does not get a file from a folder that may hold somebody else's run. A folder that
+Python or its user has put on sys.path is left as it is.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from types import ModuleType
 from typing import TypeAlias
 
 State: TypeAlias = tuple[list[str], list[str]]
-VARIABLE = "FREEWHEEL_OWN"  # tells processes that are started what is admitted
-SAFE = "PYTHONSAFEPATH"  # a Python that is started with it does not put the current folder on sys.path
+VARIABLE = "FREEWHEEL_OWN"  # passes `state` to child processes
+SAFE = "PYTHONSAFEPATH"  # if it is set, Python does not put the current folder on sys.path
 LOADERS = (
     (machinery.ExtensionFileLoader, machinery.EXTENSION_SUFFIXES),
     (machinery.SourceFileLoader, machinery.SOURCE_SUFFIXES),
     (machinery.SourcelessFileLoader, machinery.BYTECODE_SUFFIXES),
 )
 folders: list[str] = []
-asked: set[str] = set()  # names, without what follows a dot, of modules that anybody may have from these folders
-found: set[str] = set()  # and of the user's own that were found, which may import others
+asked: set[str] = set()  # top-level names of modules that any code may import from these folders
+found: set[str] = set()  # names of the user's modules that were found; these may import others
 
 
 class _OwnFolder(machinery.FileFinder):
@@ -42,7 +42,7 @@ class _OwnFolder(machinery.FileFinder):
 
 
 def _imported_by_own() -> bool:
-    """Whether the code that imports right now is in a module of the user's."""
+    """Return whether the importing code is in one of the user's modules."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((importlib.__file__, "<frozen importlib")):
         frame = frame.f_back
@@ -56,7 +56,7 @@ def _hook(path: str) -> _OwnFolder:
 
 
 def admit(folder: Path, *names: str) -> None:
-    """The user wants modules of these names, and they may be in this folder."""
+    """Allow imports of these modules, which the user has requested, from this folder."""
     asked.update(names)
     place = os.path.abspath(folder)
     if place not in sys.path:
@@ -69,7 +69,7 @@ def admit(folder: Path, *names: str) -> None:
 
 
 def withheld(name: str | None) -> str:
-    """What to do about a module that was not found; empty: no folder of the user's has it."""
+    """Return what to do about a module that was not found; empty: none of the user's folders has it."""
     for folder in folders:
         if name and (Path(folder, f"{name}.py").is_file() or Path(folder, name).is_dir()):
             return f": {folder} has a '{name}', which only modules there may import; set PYTHONPATH={folder} if you trust it"
@@ -77,7 +77,7 @@ def withheld(name: str | None) -> str:
 
 
 def state() -> State:
-    """What is admitted, for `restore` in another process."""
+    """Return the admitted folders and modules, for `restore` in another process."""
     return list(folders), sorted(asked | found)
 
 
@@ -89,13 +89,13 @@ def restore(places: Iterable[str], names: Iterable[str]) -> None:
 
 
 def python(module: str) -> list[str]:
-    """The words that run a module of this package, which finds nothing in the current folder unless this package is there."""
+    """Return the command that runs a module of this package, without the current folder unless it has this package."""
     checkout = Path(__file__).parents[2] == Path.cwd()
     return [sys.executable, *(() if checkout else ("-P",)), "-m", module]
 
 
 def variables() -> dict[str, str]:
-    """For a Python that is to find what this one finds: none of it by way of the current folder."""
+    """Return variables for another Python to find the same modules, but none because of its current folder."""
     paths = [os.path.abspath(folder) for folder in sys.path if folder not in folders]
     return {"PYTHONPATH": os.pathsep.join(paths), SAFE: os.environ.get(SAFE, VARIABLE), VARIABLE: json.dumps(state())}
 
@@ -103,4 +103,4 @@ def variables() -> dict[str, str]:
 if VARIABLE in os.environ:
     restore(*json.loads(os.environ.pop(VARIABLE)))
 if os.environ.get(SAFE) == VARIABLE:
-    del os.environ[SAFE]  # it was for this process alone
+    del os.environ[SAFE]  # it was for this process only

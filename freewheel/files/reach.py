@@ -1,6 +1,6 @@
-"""How a file is reached: from folder to folder, each held open, and through no link.
+"""Opens files from folder to folder, with each folder held open, and never through a link.
 
-So nothing that lies in a run directory leads out of it, not even if it is replaced at that very moment. Links in what the user
+So nothing in a run directory leads out of it, even if it is replaced at that very moment. Links in a path that the user
 has typed are resolved first, once, by `typed`.
 """
 
@@ -16,28 +16,28 @@ from pathlib import Path
 from freewheel.errors import FileError
 
 FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-LINK = errno.ELOOP, errno.ENOTDIR  # what may be said of a link, of one to a folder
+LINK = errno.ELOOP, errno.ENOTDIR  # the errors of opening a link, to a file or to a folder
 
 
 class LinkError(FileError, OSError):
     """A file is a link, or is reached through one. It is also an OSError, for callers that treat all failed writes alike."""
 
     def __init__(self, link: Path) -> None:
-        super().__init__(errno.ELOOP, f"{link} is a link and is not followed; put what it should be in its place")
+        super().__init__(errno.ELOOP, f"{link} is a link and is not followed; replace it with a real file or folder")
 
     def __str__(self) -> str:
         return str(self.strerror)
 
 
 def typed(path: Path) -> Path:
-    """A path that the user has typed, without links on the way: what follows below it is not theirs."""
+    """Resolve the links in a path that the user has typed; what lies below that path may be from somebody else."""
     real = os.path.realpath(path)
     return path if real == os.path.abspath(path) else Path(real)
 
 
 @contextmanager
 def folder_of(path: Path) -> Iterator[tuple[int, str]]:
-    """The folder of a file, open, and the name of the file there; LinkError if a folder on the way is a link."""
+    """Yield the open folder of a file, and the file's name there; raise LinkError if a folder on the way is a link."""
     *folders, name = path.relative_to(path.anchor).parts or (".",)
     here, folder = Path(path.anchor), os.open(path.anchor or ".", FOLDER)
     try:
@@ -57,13 +57,13 @@ def folder_of(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def check_folder(path: Path) -> None:
-    """LinkError if a folder, which need not be there, is a link or is reached through one."""
+    """Raise LinkError if a folder, which need not be there, is a link or is reached through one."""
     with suppress(FileNotFoundError, NotADirectoryError), folder_of(path / "file"):
         pass
 
 
 def opened(path: Path, flags: int, mode: int = 0o666) -> int:
-    """A descriptor of a file; LinkError if it is a link."""
+    """Open a file and return its descriptor; raise LinkError if it is a link."""
     with folder_of(path) as (folder, name):
         try:
             return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)

@@ -1,13 +1,13 @@
-"""Files that others may have written, read as data: with limits on size, depth and numbers, and types that are checked.
+"""Reads files that others may have written, as data: limits size, depth and numbers, and checks types.
 
-Whatever is wrong becomes a FileError of one line that names the file and the field. Only regular files are read, nothing is
+Every error is a FileError of one line that names the file and the field. Only regular files are read, nothing is
 allocated before it is known to fit, and nothing that a file names is imported here.
 
-    content       the bytes of a regular file          typed_content the same of one that the user has typed
-    lines         the lines of a regular file          regular       the file itself, open
-    tail          its last whole lines                 newest_row    the last one of a file of metrics
-    json_object   an object of a JSON file             parse_json    the same of bytes that have been read (and verified)
-    header        what a safetensors file holds        parse_arrays  its arrays, of bytes that have been read (and verified)
+    content       the bytes of a regular file          typed_content the bytes of a file that the user has typed
+    lines         the lines of a regular file          regular       a regular file, open
+    tail          its last whole lines                 newest_row    the last row of a file of metrics
+    json_object   the object in a JSON file            parse_json    the object in bytes that were read (and verified)
+    header        entries of a safetensors file        parse_arrays  its arrays, from bytes that were read (and verified)
     record        a dataclass from an object of JSON, every value checked against the type of its field
 """
 
@@ -38,12 +38,12 @@ from freewheel.files.reach import LinkError, opened
 T = TypeVar("T")
 
 JSON_SIZE = 16 << 20  # bytes of a JSON file: a run may have large tables of contexts
-VALUE = 4  # bytes that a value of JSON takes on average, at least: a file of nothing but brackets takes seconds to read
+VALUE = 4  # the fewest bytes per value of JSON on average: a file of nothing but brackets takes seconds to read
 ROW = 1 << 20  # bytes at the end of metrics.jsonl in which the newest row is looked for
-#: The metadata of a field that is a record of its own, whose values stand among the others in JSON.
+#: The metadata of a field that is itself a record, but whose values are among the other values in JSON.
 PART: Mapping[str, bool] = types.MappingProxyType({"part": True})
-DEPTH = 40  # objects and arrays in each other
-DIGITS = 39  # of a whole number: 128 bits, as random generators have
+DEPTH = 40  # the most levels of nested objects and arrays
+DIGITS = 39  # the most digits of a whole number: 128 bits, as in the states of random generators
 HEADER_SIZE = 16 << 20  # bytes of a safetensors header
 MOST_ARRAYS = 100_000
 #: Types of arrays, as safetensors calls them.
@@ -54,7 +54,7 @@ DTYPES: Mapping[str, str] = {
 
 
 def content(path: Path, most: int | None = None) -> bytearray:
-    """The bytes of a regular file: no link, pipe or device; at most so many, by default as many as fit into free memory."""
+    """Return the bytes of a regular file (no link, pipe or device): at most `most`, by default what memory allows."""
     with regular(path) as file:
         size = _size(file, path, most)
         try:
@@ -71,7 +71,7 @@ def content(path: Path, most: int | None = None) -> bytearray:
 
 
 def lines(path: Path, longest: int) -> Iterator[bytes]:
-    """The lines of a regular file with their ends, one by one; of a longer line only its beginning comes, without an end."""
+    """Yield the lines of a regular file with their ends; a line of more than `longest` bytes comes in pieces."""
     with regular(path) as file:
         while True:
             try:
@@ -84,7 +84,7 @@ def lines(path: Path, longest: int) -> Iterator[bytes]:
 
 
 def tail(path: Path, most: int) -> list[bytes]:
-    """The whole lines in the last so many bytes of a regular file, without their ends."""
+    """Return the whole lines in the last `most` bytes of a regular file, without their ends."""
     with regular(path) as file:
         try:
             begin = max(0, os.fstat(file.fileno()).st_size - most)
@@ -96,7 +96,7 @@ def tail(path: Path, most: int) -> list[bytes]:
 
 
 def newest_row(path: Path) -> dict[str, Any]:
-    """The last whole row of a file of metrics, which may still grow; empty if there is none."""
+    """Return the last whole row of a file of metrics, which may still grow; empty if there is none."""
     try:
         row = json.loads(tail(path, ROW)[-1])
     except (FileError, IndexError, ValueError, RecursionError):
@@ -105,7 +105,7 @@ def newest_row(path: Path) -> dict[str, Any]:
 
 
 def typed_content(path: Path, most: int) -> bytes:
-    """The bytes of a file that the user has typed, which may also be a link, a pipe or standard input."""
+    """Return the bytes of a file that the user has typed, which may also be a link, a pipe or standard input."""
     try:
         with path.open("rb") as file:
             data = file.read(most + 1)
@@ -117,7 +117,7 @@ def typed_content(path: Path, most: int) -> bytes:
 
 
 def regular(path: Path) -> BinaryIO:
-    """A file, open for reading; a link or a pipe of this name is not followed, and nobody waits for one."""
+    """Open a regular file for reading. A link is not followed, and a pipe does not block."""
     try:
         descriptor = opened(path, os.O_RDONLY | os.O_NONBLOCK)
     except LinkError:
@@ -145,13 +145,13 @@ def _size(file: BinaryIO, path: Path, most: int | None) -> int:
 
 
 def json_object(path: Path, most: int = JSON_SIZE) -> dict[str, Any]:
-    """The object that a JSON file holds."""
+    """Return the object in a JSON file."""
     return parse_json(content(path, most), str(path), most)
 
 
 def parse_json(data: bytes | bytearray, name: str, most: int = JSON_SIZE) -> dict[str, Any]:
-    """An object of JSON in UTF-8: no key twice, no NaN or infinity, no number beyond 128 bits, not nested too deeply, and no more
-    values than fit into `most` bytes. `name` is the file, for messages."""
+    """Parse an object of JSON in UTF-8: no key twice, no NaN or infinity, no whole number beyond 128 bits, not nested
+    too deeply, and no more values than fit into `most` bytes. `name` is the file, for messages."""
     if len(data) > most or sum(map(data.count, (b"[", b"{", b","))) > most // VALUE:
         raise FileError(f"{name} holds too much: at most {most:,} bytes and {most // VALUE:,} values")
     try:
@@ -201,7 +201,7 @@ def _whole(name: str, word: str) -> int:
 
 
 def _check_depth(value: Any, name: str) -> None:
-    """Also looks for text that is none: half of a surrogate pair cannot be printed or encoded."""
+    """Check the depth, and that all text is valid: half of a surrogate pair cannot be printed or encoded."""
     level: list[Any] = [value]
     for _ in range(DEPTH):
         for text in (item for item in level if isinstance(item, str)):
@@ -217,7 +217,7 @@ def _check_depth(value: Any, name: str) -> None:
 
 
 def show(value: object) -> str:
-    """A value of a file for a message: short, on one line, printable."""
+    """Return a value of a file for a message: short, on one line, printable."""
     text = ascii(value) if isinstance(value, str) else " ".join(repr(value).split())
     text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -234,7 +234,7 @@ class ArrayEntry:
 
 
 def header(path: Path) -> dict[str, ArrayEntry]:
-    """What a safetensors file holds, checked against its size; its arrays are not read."""
+    """Return the entries of a safetensors file, checked against its size; its arrays are not read."""
     with regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -246,7 +246,7 @@ def header(path: Path) -> dict[str, ArrayEntry]:
 
 
 def parse_arrays(data: bytes | bytearray, name: str) -> dict[str, NDArray]:
-    """The arrays of a safetensors file, as views of its bytes: nothing is copied, and those of a bytearray can be changed."""
+    """Return the arrays of a safetensors file as views of its bytes, not copies; views of a bytearray are writable."""
     length = _header_length(data[:8], len(data), name)
     entries = _entries(data[8 : 8 + length], len(data) - 8 - length, name)
     body = memoryview(data)[8 + length :]
@@ -269,7 +269,7 @@ def _header_length(begin: bytes | bytearray, size: int, name: str) -> int:
 
 
 def _entries(text: bytes | bytearray, size: int, name: str) -> dict[str, ArrayEntry]:
-    """The entries of a header in the order of the file: they fill its `size` bytes without a gap."""
+    """Return the entries of a header in its order; they must fill the file's `size` bytes without a gap."""
     listed = parse_json(text, f"the header of {name}", HEADER_SIZE)
     listed.pop("__metadata__", None)
     if len(listed) > MOST_ARRAYS:
@@ -309,7 +309,7 @@ class _Listed:
 
 
 def flat(record: Any) -> dict[str, Any]:
-    """The values of a dataclass by the names that they have in JSON, in order."""
+    """Return the values of a dataclass by the names that they have in JSON, in order."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
@@ -318,7 +318,7 @@ def flat(record: Any) -> dict[str, Any]:
 
 
 def hints_of(kind: Any) -> dict[str, Any]:
-    """The types of these values."""
+    """Return the types of the values that `flat` returns."""
     hints, parts, found = _hints(kind), _parts(kind), dict[str, Any]()
     for field in dataclasses.fields(kind):
         found |= hints_of(parts[field.name]) if field.name in parts else {field.name: hints[field.name]}
@@ -326,7 +326,7 @@ def hints_of(kind: Any) -> dict[str, Any]:
 
 
 def record(kind: type[T], data: object, where: str) -> T:
-    """A dataclass from an object of JSON: every field that has no default is there, no other is, and all have their types."""
+    """Build a dataclass from a JSON object: it must have every field without a default, no unknown key, valid types."""
     if not isinstance(data, Mapping):
         raise FileError(f"{where} should be an object, not {show(data)}")
     hints, fields = hints_of(kind), dataclasses.fields(typing.cast(Any, kind))
@@ -350,13 +350,13 @@ _hints = functools.cache(typing.get_type_hints)
 
 @functools.cache
 def _parts(kind: Any) -> dict[str, Any]:
-    """The records whose values stand among those of this one."""
+    """Return the types of the fields marked PART, by name."""
     return {field.name: _hints(kind)[field.name] for field in dataclasses.fields(kind) if field.metadata == PART}
 
 
 def value_of(kind: Any, value: object, where: str) -> Any:
-    """A value of JSON as this type (a class of plain values, a dataclass, a tuple, a mapping from texts, a union or a Literal of
-    them; Any is not looked at)."""
+    """Convert a value of JSON to this type (a class of plain values, a dataclass, a tuple, a mapping from texts, a
+    union or a Literal of them; Any is not checked)."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None and types.NoneType in inner:

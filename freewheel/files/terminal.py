@@ -1,4 +1,4 @@
-"""A terminal on which nothing acts that a file, a name or an environment says: it is shown as it is written."""
+"""A terminal that prints text of files, names and environments literally: control characters in it have no effect."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from freewheel.errors import printable
 
 
 class Terminal(Console):
-    """Without markup; of all text that comes to it, only line ends and styles of our own reach the terminal as they are."""
+    """A console without markup. Control characters in text, except line ends, are printed as escapes."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, emoji=False, **options)
 
     @contextmanager
     def waiting(self) -> Iterator[Callable[[str], None]]:
-        """This block takes a while; what it is told is shown meanwhile: in one place of a terminal, else in lines."""
+        """Show progress in a slow block: the yielded function shows a text, in one place of a terminal or in lines."""
         with self.status("starting ...") as status:
             yield (lambda text: status.update(Text(text))) if self.is_terminal else self.print
 

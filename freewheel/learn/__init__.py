@@ -1,1 +1,1 @@
-"""Learning: one file is one algorithm is one Learner, beside the pure functions they share."""
+"""The learning algorithms, one package each, and the functions that they share."""

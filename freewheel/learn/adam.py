@@ -1,4 +1,4 @@
-"""Adam twice: over one flat vector with its gradient, and over parameters that get new gradients by every backward pass."""
+"""Two versions of Adam: for one flat vector, and for parameters that get new gradients in every backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEAN_DECAY, SQUARE_DECAY, EPS = 0.9, 0.999, 1e-5
 
 
 class Adam:
-    """Moves `vector` by `grad`, in place: six operations a step, on any device, and a state of two vectors and a count."""
+    """Moves `vector` by `grad` in place, with six operations per step. Its state is two vectors and a count."""
 
     def __init__(self, vector: Tensor, grad: Tensor) -> None:
         self.vector, self.grad = vector, grad
@@ -27,7 +27,7 @@ class Adam:
         self.vector.addcdiv_(self.mean, root, value=-lr / (1 - MEAN_DECAY**self.steps))
 
     def remember(self) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Vector and state, copied."""
+        """Return copies of the vector and the state."""
         return self.vector.clone(), self.mean.clone(), self.square.clone(), self.steps
 
     def recall(self, vector: Tensor, mean: Tensor, square: Tensor, steps: int) -> None:
@@ -37,14 +37,14 @@ class Adam:
 
 
 class FusedAdam:
-    """Moves parameters by their gradients in one kernel, without a wait for the device: a graph can replay it."""
+    """Moves parameters by their gradients in one kernel. No wait for the device: a CUDA graph can replay it."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, eps: float = 1e-8) -> None:
         self.parameters, self._eps = list(parameters), eps
         device, sizes = self.parameters[0].device, [parameter.numel() for parameter in self.parameters]
         self.mean, self.square = (torch.zeros(sum(sizes), device=device) for _ in range(2))
         self.steps = torch.zeros((), device=device)
-        self.lr = torch.tensor(lr, device=device)  # where a graph can read it
+        self.lr = torch.tensor(lr, device=device)  # a tensor, so that a graph can read it
         self._means, self._squares = (
             [part.view(one.shape) for part, one in zip(flat.split(sizes), self.parameters, strict=True)]
             for flat in (self.mean, self.square)
@@ -52,17 +52,17 @@ class FusedAdam:
 
     @property
     def state(self) -> list[Tensor]:
-        """Everything that a step changes apart from the parameters."""
+        """The tensors that a step changes, without the parameters."""
         return [self.mean, self.square, self.steps]
 
     def forget(self) -> None:
-        """The next backward pass writes new gradients: nothing has to be zeroed or added to."""
+        """Drop the gradients, so that the next backward pass writes new ones and adds nothing."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Parameters without a gradient stay: parts of a user's module that the loss does not reach."""
+        """Make one step. Parameters without a gradient stay: the loss does not reach these parts of a user's module."""
         self.steps += 1
         all_of_them = zip(self.parameters, self._means, self._squares, strict=True)
         moved = [(one, one.grad, mean, square) for one, mean, square in all_of_them if one.grad is not None]

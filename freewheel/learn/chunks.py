@@ -1,4 +1,4 @@
-"""Chunks that a learner holds as arrays, and back: a run that goes on has them again."""
+"""Conversion of the chunks that a learner holds to arrays and back, so that a resumed run has them again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from freewheel.core import TRANSITION_FIELDS, WORKER_TIME, Array, Chunk, NDArray
 
 
 def to_arrays(chunks: Sequence[Chunk[Any]]) -> dict[str, Array]:
-    """All rows behind each other, and what each chunk is; copies. Finished episodes and times are left out: they are counted
-    when a chunk is delivered. Nothing where there are no chunks."""
+    """Return copies of all rows in one sequence, with a description of each chunk; without chunks, nothing. Finished
+    episodes and times are left out, because they are counted when a chunk is delivered."""
     if not chunks:
         return {}
     about = [(*map(int, one.data.valid.shape), one.version, one.rows, *astuple(one.origin)) for one in chunks]
@@ -27,7 +27,7 @@ def to_arrays(chunks: Sequence[Chunk[Any]]) -> dict[str, Array]:
 
 
 def from_arrays(state: Mapping[str, Array], device: str | None) -> list[Chunk[Any]]:
-    """The chunks that `to_arrays` took apart: of numpy arrays, or of tensors on this device."""
+    """Rebuild the chunks from `to_arrays`, with tensors on `device`, or with numpy arrays if it is None."""
     if "about" not in state:
         return []
     arrays = {name: np.asarray(value) for name, value in state.items()}
@@ -44,7 +44,7 @@ def from_arrays(state: Mapping[str, Array], device: str | None) -> list[Chunk[An
 
 
 def under(prefix: str, state: Mapping[str, Array]) -> dict[str, Array]:
-    """The part of a state whose names begin so, without that beginning."""
+    """Return the part of a state whose names begin with `prefix`, and drop the prefix."""
     return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
 
 

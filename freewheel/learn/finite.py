@@ -1,4 +1,4 @@
-"""Numbers that are not finite: how they are found, what is put back, and when a run has to end because it learns nothing."""
+"""Checks for numbers that are not finite. They restore the last good state, and end a run that learns nothing."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import numpy as np
 from freewheel.core import Array, Learner
 from freewheel.errors import DivergedError
 
-if TYPE_CHECKING:  # a session is made ready while torch is not imported yet
+if TYPE_CHECKING:  # a session begins before torch is imported
     from torch import Tensor
 
     from freewheel.policies.nets import TensorPolicy
 
-LATEST, MOST_SKIPPED = 20, 10  # a run ends when so many of its latest updates were skipped
-REMEMBER = 500  # gradient steps between two copies of a state that can be put back
+LATEST, MOST_SKIPPED = 20, 10  # a run ends when MOST_SKIPPED of its LATEST updates were skipped
+REMEMBER = 500  # gradient steps between two copies of the last good state
 
-#: What the numbers of an update are called where they are not a loss, a gradient or a weight.
+#: The names of an update's numbers in messages. Losses have the names of their metrics.
 STATISTICS, TARGET, ADVANTAGE, LOG_PROB = "observation statistics", "value target", "advantage", "log-probability"
 GRADIENT, WEIGHTS = "gradient", "weights"
 NOTHING: Mapping[str, float] = MappingProxyType({})
 
 
 def is_finite(value: Any) -> bool:
-    """Whether all numbers are; a tensor is waited for."""
-    if hasattr(value, "isfinite"):  # a tensor: its sum is much faster to look at, and finite if they all are
+    """Return whether all numbers are finite. This waits for the device of a tensor."""
+    if hasattr(value, "isfinite"):  # a tensor: a finite sum proves it, and is much faster to check
         return math.isfinite(float(value.sum())) or bool(value.isfinite().all())
     return bool(np.isfinite(value).all())
 
 
 class Asked:
-    """Whether all numbers of a tensor are finite. To ask does not wait for a GPU that still computes them; the answer does."""
+    """A check whether all numbers of a tensor are finite. Only `answer` waits for a GPU that still computes them."""
 
     def __init__(self, value: Tensor) -> None:
         import torch
 
-        self.on_device = torch.isfinite(value).all()  # a tensor: what comes after it there can go by it
+        self.on_device = torch.isfinite(value).all()  # a tensor, for later work on the device
         self._here = self.on_device.to("cpu", non_blocking=True)
         self._arrived = torch.cuda.Event() if value.is_cuda else None
         if self._arrived is not None:
@@ -53,18 +53,18 @@ class Asked:
 
 
 def first_not_finite(values: Mapping[str, Any]) -> str:
-    """The name of the first value with a number that is not finite; empty: there is none."""
+    """Return the name of the first value with a number that is not finite, or an empty string."""
     return next((name for name, value in values.items() if not is_finite(value)), "")
 
 
 class LastGood:
-    """The state of what is trained when all of it was last known to be finite."""
+    """The last state of everything trained that was known to be finite."""
 
     def __init__(self, state: Mapping[str, Array]) -> None:
         self.state, self._steps = state, 0
 
     def renew(self, state: Mapping[str, Array], steps: int) -> str:
-        """After so many gradient steps, if this state is finite; else what in it is not."""
+        """Keep this state, after `steps` gradient steps, if it is finite. Else return the name of what is not."""
         broken = first_not_finite({name: value for name, value in state.items() if np.asarray(value).dtype.kind == "f"})
         if not broken:
             self.state, self._steps = state, steps
@@ -75,7 +75,7 @@ class LastGood:
 
 
 class Trained(Protocol):
-    """What gradient steps change."""
+    """An object that gradient steps change."""
 
     policy: TensorPolicy
 
@@ -85,33 +85,33 @@ class Trained(Protocol):
 
 
 class KeptFinite:
-    """Weights that are not finite never leave: the state in which all that is trained was last good is put back.
+    """Prevents the publication of weights that are not finite: it puts back the last good state of everything trained.
 
-    Where it `asks`, weights stay on a GPU and no publication waits for it: whether they are finite is known at the next one, and
-    until then the GPU itself replaces those that are not by those that were published before.
+    With `asks`, weights stay on a GPU and no publication waits for it. The answer is known at the next publication;
+    until then the GPU itself replaces weights that are not finite by those of the publication before.
     """
 
     def __init__(self, trained: Trained, put_back: Callable[[Mapping[str, Array]], None], *, asks: bool) -> None:
         self._trained, self._put_back, self.asks = trained, put_back, asks
-        self.not_finite = ""  # what was not when a state was last put back, until `told`
-        self._good: LastGood | None = None  # None: nothing was updated yet
-        self._checked = 0  # gradient steps when weights were last looked at
-        self._asked: Asked | None = None  # about the weights of the last publication; None: they are known to be finite
+        self.not_finite = ""  # why a state was last put back; `told` clears it
+        self._good: LastGood | None = None  # None: no update yet
+        self._checked = 0  # gradient steps at the last check
+        self._asked: Asked | None = None  # pending check of the last published weights; None: they are finite
         self._published: Tensor | None = None
 
     def begin(self) -> None:
-        """Before gradient steps."""
+        """Remember the first state. Call this before gradient steps."""
         if self._good is None:
             self._good = LastGood(self._trained.state_dict())
 
     def told(self) -> str:
-        """What was not finite since the last call."""
+        """Return what was not finite since the last call."""
         what, self.not_finite = self.not_finite, ""
         return what
 
     def look(self, steps: int, losses: Mapping[str, float] = NOTHING, *, wait: bool = True) -> None:
-        """After so many gradient steps: put the last good state back if these losses or the policy are not finite; without `wait`
-        a policy on a GPU may be that of the publication before. Now and then all that is trained is looked at, and remembered."""
+        """Put the last good state back if these losses or the policy are not finite after `steps` gradient steps.
+        Without `wait` the check on a GPU is one publication late. Now and then, check and keep the whole state."""
         trained, good = self._trained, self._good
         if good is None or (steps == self._checked and not (wait and self._asked)):
             return
@@ -125,10 +125,10 @@ class KeptFinite:
             self.not_finite = first_not_finite({**losses, **trained.losses()}) or broken
             self._put_back(good.state)
             self._asked = None
-            trained.losses()  # those of the state are told already
+            trained.losses()  # the losses of the restored state were reported already
 
     def on_device(self, steps: int) -> Tensor:
-        """The policy's statistics and weights for those who act on the same GPU."""
+        """Return the policy's statistics and weights for actors on the same GPU."""
         if steps != self._checked:
             self.look(steps)
         flat, last = self._trained.policy.flat, self._published
@@ -139,7 +139,7 @@ class KeptFinite:
 
 
 class SkippedUpdates:
-    """Counts updates that were skipped because a number was not finite. A learner that skips too many of them learns nothing."""
+    """Counts updates that were skipped because a number was not finite. With too many of them, nothing is learned."""
 
     def __init__(self, algorithm: str, remedy: str, what: str = "updates") -> None:
         self._algorithm, self._remedy, self._what = algorithm, remedy, what
@@ -148,7 +148,7 @@ class SkippedUpdates:
         self._term = ""
 
     def take(self, not_finite: str) -> None:
-        """One update, or one publication of an algorithm that publishes now and then: what was not finite, if anything."""
+        """Count one update, or one publication of an algorithm that publishes less often. `not_finite` may be empty."""
         self._updates += 1
         if not_finite:
             if not any(self._latest):
@@ -159,7 +159,7 @@ class SkippedUpdates:
             raise self._error()
 
     def end(self) -> None:
-        """At the end of a run that was too short for that: most of its updates were skipped."""
+        """Raise DivergedError if most of the latest updates were skipped. Call this at the end of a run."""
         if 2 * sum(self._latest) > len(self._latest):
             raise self._error()
 
@@ -171,7 +171,7 @@ class SkippedUpdates:
 
 
 class Judge:
-    """Ends a run whose updates are skipped, because it learns nothing; learners that skip none are never judged."""
+    """Ends a run that learns nothing, because it skips its updates. Learners without `not_finite` are not judged."""
 
     def __init__(self, learner: Learner, algorithm: str) -> None:
         self._learner, self._version, self._skipped = learner, learner.version, None
@@ -179,12 +179,12 @@ class Judge:
             self._skipped = SkippedUpdates(algorithm, learner.remedy)
 
     def turn(self, version: int) -> None:
-        """After every turn of the loop; DivergedError if too many updates were skipped."""
+        """Raise DivergedError if too many updates were skipped. Call this after every turn of the loop."""
         if self._skipped is not None and version != self._version:
             self._version = version
             self._skipped.take(self._learner.not_finite or "")
 
     def end(self) -> None:
-        """At the end of the run."""
+        """Raise DivergedError if most updates were skipped. Call this at the end of the run."""
         if self._skipped is not None:
             self._skipped.end()

@@ -1,4 +1,4 @@
-"""Running means and deviations in float64, of numpy arrays or of tensors on their device: of observations and of returns."""
+"""Running means and deviations of observations and returns, in float64, as numpy arrays or as tensors on a device."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from freewheel.policies.spec import StartWeights, namespace
 
 
 def zeros(size: int, device: str | None) -> Any:
-    """float64: numpy, or a tensor on this device."""
+    """Return float64 zeros: a tensor on `device`, or a numpy array if it is None."""
     return np.zeros(size) if device is None else torch.zeros(size, dtype=torch.float64, device=device)
 
 
-#: A value beyond these is a fault of its environment: a single one would make all others look equal for the rest of the run.
-LARGEST = 1e19  # the square of a larger one is no float32
-FAR = 1e15  # times as far from 0 as usual
-GROWTH = 1.01  # those of a replay buffer move when there are so many times as many rows: rarely, and ever less
+#: A value beyond these bounds is an error of the environment. One such value would make all others look equal.
+LARGEST = 1e19  # bound of the size; the square of a larger value overflows float32
+FAR = 1e15  # bound as a multiple of the usual size
+GROWTH = 1.01  # StoredMoments move when the number of stored rows has grown by this factor: less and less often
 
 
 class RunningMoments(Generic[A]):
-    """Mean and variance of all rows ever added, by column, but for values that are absurdly far out. Nothing waits for a
-    device. shared: several learners have a part of the rows each, and now and then all know those of all."""
+    """Mean and variance of all rows ever added, by column, without implausibly large values. Nothing waits for a
+    device. shared: each of several learners has a part of the rows, and `pool` combines the parts."""
 
     def __init__(
         self, columns: int, start: StartWeights | None = None, *, device: str | None = None, shared: bool = False
     ) -> None:
         self.count = 0.0
         self.shared = shared
-        self.left_out: Any = 0  # values
+        self.left_out: Any = 0  # number of implausible values
         self.mean: A = zeros(columns, device)
         self.square: A = zeros(columns, device)  # sum of squared distances from the mean
-        self._since = RunningMoments[A](columns, device=device) if shared else None  # own rows since `pool`
-        self._pooled = np.zeros(2 * columns + 1)  # all rows until then
-        if start is not None:  # as if the rows behind its statistics had been added here
+        self._since = RunningMoments[A](columns, device=device) if shared else None  # this learner's rows since `pool`
+        self._pooled = np.zeros(2 * columns + 1)  # state of all learners' rows up to `pool`
+        if start is not None:  # begin as if the rows of its statistics had been added here
             mean, scale = (to_numpy(start.params[f"norm.{name}"]).astype(np.float64) for name in ("mean", "scale"))
             self.restore(np.concatenate([mean, start.rows * np.maximum(scale**-2 - 1e-8, 0.0), [start.rows]]))
 
     def add(self, rows: A) -> None:
-        """rows [N, columns], joined by Chan's formula: exact for any grouping."""
+        """Add rows [N, columns] by Chan's formula, which is exact for any grouping."""
         if not len(rows):
             return
         xp: Any = namespace(rows)
@@ -56,7 +56,7 @@ class RunningMoments(Generic[A]):
             self._since._join(len(rows), mean, square)
 
     def _join(self, rows: float, mean: Any, square: Any) -> None:
-        """So many rows of this mean, and these squared distances from it."""
+        """Add this number of rows, with their mean and the sum of squared distances from it."""
         xp: Any = namespace(mean)
         distance: Any = mean - self.mean
         total = self.count + rows
@@ -66,11 +66,11 @@ class RunningMoments(Generic[A]):
 
     @property
     def since(self) -> NDArray:
-        """What `pool` wants of every learner: its own rows since the last time."""
+        """The state of this learner's rows since the last `pool`, which takes it from every learner."""
         return np.zeros(0) if self._since is None else self._since.state()
 
     def pool(self, parts: NDArray) -> None:
-        """Add the rows of all learners, [count, n] by rank, to what all had before: the same bits in each."""
+        """Add the new rows of all learners, [count, n] by rank, to the pooled state. All learners get the same bits."""
         if self._since is None:
             return
         self._write_state(self._pooled)
@@ -86,7 +86,7 @@ class RunningMoments(Generic[A]):
             self._join(float(state[-1]), mean, square)
 
     def _plausible(self, rows: A, xp: Any) -> A:
-        """The same, with the mean in place of values that are too far out; they are counted."""
+        """Return the rows with implausible values replaced by the mean, and count these values."""
         usual: Any = self.deviation
         usual += abs(self.mean)
         size: Any = abs(rows)
@@ -111,7 +111,7 @@ class RunningMoments(Generic[A]):
         return root
 
     def state(self) -> NDArray:
-        """Mean, square and count in one vector, float64; of several learners' rows, and behind them of own rows since."""
+        """Return mean, square and count in one float64 vector. shared: the pooled ones, then those since `pool`."""
         return self._own_state() if self._since is None else np.concatenate([self._pooled, self.since])
 
     def restore(self, state: NDArray) -> None:
@@ -133,19 +133,19 @@ class RunningMoments(Generic[A]):
 
 
 class StoredMoments(RunningMoments[NDArray]):
-    """Moments of the observations that a replay buffer has stored. They move with enough new rows."""
+    """Moments of the observations that a replay buffer has stored. They move once there are enough new rows."""
 
-    measured = 0  # rows that had been stored when they last moved
+    measured = 0  # stored rows at the last move
 
     def follow(self, replay: ReplayBuffer, rows: int) -> None:
-        """So many rows have been stored until now."""
+        """Add the rows stored since the last move, if they are enough. `rows` counts all rows stored so far."""
         if rows >= GROWTH * self.measured:
             new = replay.newest(min(rows - self.measured, replay.count))
             self.add(to_numpy(new[:, : len(self.mean)]))
             self.measured = rows
 
     def write_to(self, policy: TensorPolicy, rows: int, *, now: bool = False) -> bool:
-        """The policy reads observations by them, if they have just moved and are finite; False: they are not finite."""
+        """Set the policy's normaliser if the moments have just moved. Return False if they are not finite."""
         if not (np.isfinite(self.mean).all() and np.isfinite(self.square).all()):
             return False
         if now or self.measured == rows or self.shared:
@@ -154,7 +154,7 @@ class StoredMoments(RunningMoments[NDArray]):
 
 
 class ReturnScale(Generic[A]):
-    """How large discounted returns are: the running return of every lane, followed over its rows in order."""
+    """The size of discounted returns, from the running return of every lane over its rows in order."""
 
     def __init__(self, lanes: int, gamma: float, *, device: str | None = None, shared: bool = False) -> None:
         self.moments: RunningMoments[A] = RunningMoments(1, device=device, shared=shared)
@@ -162,7 +162,7 @@ class ReturnScale(Generic[A]):
         self.running: A = zeros(lanes, device)
 
     def add(self, data: Transitions[Any], lane0: int, rows: int) -> None:
-        """`rows` of these are valid."""
+        """Add these transitions, of which `rows` are valid."""
         xp: Any = namespace(data.reward)
         running: Any = self.running[lane0 : lane0 + data.reward.shape[1]]
         seen = xp.empty_like(data.reward, dtype=xp.float64)
@@ -172,12 +172,12 @@ class ReturnScale(Generic[A]):
             running += xp.where(data.valid[t], data.reward[t], 0)
             seen[t] = running
             running *= continuing[t]
-        whole = rows == data.reward.shape[0] * data.reward.shape[1]  # then no look at the device is needed
+        whole = rows == data.reward.shape[0] * data.reward.shape[1]  # then nothing has to be read from the device
         self.moments.add((seen.reshape(-1) if whole else seen[data.valid])[:, None])
 
     @property
     def factor(self) -> Any:
-        """What rewards are multiplied by: a scalar of the rows' kind."""
+        """The factor for rewards: a number, or a scalar of the rows' kind."""
         return 1.0 / self.moments.deviation[0] if self.moments.count else 1.0
 
     def state(self) -> dict[str, Array]:

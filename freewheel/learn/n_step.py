@@ -1,4 +1,4 @@
-"""Returns over several steps: put together from the one-step rows of a replay buffer whenever they are drawn."""
+"""N-step returns, which are computed from the one-step rows of a replay buffer whenever rows are drawn."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ NONE = -1  # no row
 
 
 class NStepReturn(NamedTuple):
-    """Of the consecutive rows that begin at each of k places."""
+    """The return over consecutive rows from each of k places."""
 
-    reward: Tensor  # [k] the sum of their discounted rewards
-    discount: Tensor  # [k] gamma to the power of how many they are
-    last: Tensor  # [k] the place of the last of them
+    reward: Tensor  # [k] sum of the discounted rewards
+    discount: Tensor  # [k] gamma to the power of the number of rows
+    last: Tensor  # [k] place of the last row
 
 
 class Successors:
-    """For every place of a ring of rows: where the next row of the same episode is. The newest row of a lane has none, nor has
-    the last one of an episode. Rows are numbered from 0, and row r is at place r modulo the capacity.
+    """Links every place of a ring of rows to the next row of the same episode. The newest row of a lane and an
+    episode's last row have no link. Rows are numbered from 0, and row r is at place r modulo the capacity.
 
-    A successor is newer than its row, so it is stored as long as that one is. Nothing here waits for the device.
+    A successor is newer than its row, so it is stored at least as long. Nothing here waits for the device.
     """
 
     def __init__(self, capacity: int, lanes: int, device: str, *, steps: int, gamma: float) -> None:
         self.capacity, self.steps, self.gamma = capacity, steps, gamma
-        # One place more than the ring has: it takes what has no place.
+        # The additional last place takes writes for rows without a place.
         self._next = torch.full((capacity + 1,), NONE, device=device)
-        self._newest = torch.full((lanes,), NONE, device=device)  # number of a lane's last row, if its episode goes on
+        self._newest = torch.full((lanes,), NONE, device=device)  # number of a lane's last row, if its episode is open
 
     def add(self, data: Transitions[Any], lane0: int, rows: Batch, first: int, ring: Batch) -> None:
-        """These [T, B] transitions are the rows from number `first` on, and have been stored in the ring as far as they fit.
+        """Link these [T, B] transitions, which are the rows from number `first` on. The ring holds those that fit.
 
-        A row follows another one if its observation is what that one led to, so nothing was lost between them. One that the
-        time limit ended and whose true successor is not known is left out: its own observation is the better end.
+        A row follows another one if its observation equals that row's next_obs: nothing was lost between them. No row
+        links to a truncated row without a known successor, because a return had better end at that row's observation.
         """
-        if not len(rows.obs):  # gaps alone
+        if not len(rows.obs):  # only gaps
             self._newest[lane0 : lane0 + data.reward.shape[1]] = NONE
             return
         device, end, lanes = self._next.device, first + len(rows.obs), slice(lane0, lane0 + data.reward.shape[1])
@@ -65,7 +65,7 @@ class Successors:
         self._newest[lanes] = torch.where(ended[-1], NONE, number[-1])
 
     def walk(self, index: Tensor, rewards: Tensor) -> NStepReturn:
-        """From the rows at these places; rewards are by place."""
+        """Return the returns from the rows at places `index`. `rewards` are by place."""
         reward = rewards.index_select(0, index)
         discount = torch.full_like(reward, self.gamma)
         for _ in range(self.steps - 1):
@@ -77,7 +77,7 @@ class Successors:
         return NStepReturn(reward, discount, index)
 
     def state_dict(self, first: int, end: int) -> dict[str, Array]:
-        """Of the rows with these numbers: how many numbers further the next one is; 0: there is none."""
+        """Return the distance of each row in [first, end) to its successor; 0 means that there is none."""
         place = torch.arange(first, end, device=self._next.device) % self.capacity
         following = self._next[place]
         further = torch.where(following >= 0, (following - place) % self.capacity, 0).int()
@@ -95,7 +95,7 @@ class Successors:
 
 
 def _numbers(data: Transitions[Any], first: int) -> Tensor:
-    """Of the rows that the transitions [T, B] become, NONE for gaps; those of a batched simulator have none."""
+    """Return the row numbers [T, B] of the transitions, NONE for gaps. A batched simulator has no gaps."""
     if isinstance(data.valid, Tensor):
         return first + torch.arange(data.valid.numel(), device=data.valid.device).view(data.valid.shape)
     valid = torch.from_numpy(data.valid)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 
 class Pace:
-    """Counts rows and updates. Updates never run ahead of `ratio` a row, and rows are not taken while updates are more than
-    `slack` rows' worth behind: they wait with the learner, uncounted, and so do the workers that wrote them."""
+    """Counts rows and updates. A learner never makes more than `ratio` updates per row. It takes no rows while updates
+    are more than `slack` rows behind: chunks then wait in the learner, uncounted, and so do their workers."""
 
     def __init__(self, ratio: float, starts: int, slack: int) -> None:
         self.ratio, self.starts, self.slack = ratio, starts, slack
         self.rows = self.updates = 0
 
     def updates_for(self, rows: int) -> int:
-        """Updates that this many rows require; none while they are fewer than learning starts with."""
+        """Return the updates that this many rows require. There are none before learning starts."""
         return int(self.ratio * max(0, rows - self.starts) + 1e-9)
 
     @property
@@ -22,9 +22,9 @@ class Pace:
 
     @property
     def behind(self) -> bool:
-        """Too far behind to take more rows."""
+        """Return whether updates are too far behind to take more rows."""
         return self.due > self.ratio * self.slack
 
     def achieved(self, rows: float, learners: int = 1) -> float:
-        """Updates per row since learning began, where so many learners have these rows."""
+        """Return the updates per row since learning began. `rows` counts the rows of all learners together."""
         return self.updates / max(1, rows - learners * self.starts)

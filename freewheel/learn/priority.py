@@ -1,4 +1,4 @@
-"""Which rows of a replay buffer are drawn more often than others: by their last error, or by their age."""
+"""Priorities that draw some rows of a replay buffer more often than others: by their last error, or by their age."""
 
 from __future__ import annotations
 
@@ -13,58 +13,58 @@ from torch import Tensor
 
 from freewheel.core import Array, to_numpy
 
-WIDTH = 128  # places of a block in a tree: a million rows are three levels
-UNIT = 2**20  # of a priority of 1. Priorities are whole numbers: their sums are exact, in any order and on any device
-LEAST_ERROR = 1e-6  # added to an error, so that every row is drawn some time
+WIDTH = 128  # places of a block in a tree; a million rows take three levels
+UNIT = 2**20  # the integer for priority 1. Integer sums are exact, in any order and on any device
+LEAST_ERROR = 1e-6  # added to every error, so that every row can be drawn
 MOST_SUM = 2**62
 
 
 class Choice(NamedTuple):
-    """Rows of a ring by their places, modulo its capacity."""
+    """Chosen rows of a ring. A place counts modulo the capacity of the ring."""
 
     places: Tensor  # [n] int64
     weight: Tensor | None = None  # [n] float32, 1 on average; None: all are 1
 
 
 class Uniform:
-    """All rows alike. Other priorities derive from this; what they remember of rows is added and removed with them.
+    """Draws all rows equally often. Other priorities derive from this class. They keep data about stored rows.
 
     Rows are numbered from 0, and row r is at place r modulo the capacity.
     """
 
-    wants_errors: ClassVar[bool] = False  # `learned` is to be called after every update
+    wants_errors: ClassVar[bool] = False  # whether `learned` must be called after every update
 
     @property
     def tensors(self) -> list[Tensor]:
-        """That `learned` changes."""
+        """The tensors that `learned` changes."""
         return []
 
     def choose(self, count: int, span: Tensor, generator: torch.Generator) -> Choice:
-        """`span` [2], on the device, has the place of the oldest row and the number of rows."""
+        """Draw `count` rows. `span` [2], on the device, holds the place of the oldest row and the number of rows."""
         draw = torch.rand(count, dtype=torch.float64, device=span.device, generator=generator)
         return Choice((draw * span[1]).long() + span[0])
 
     def add(self, first: int, end: int) -> None:
-        """There are new rows at these places."""
+        """Take note of new rows at places [first, end)."""
 
     def remove(self, first: int, end: int) -> None:
-        """The rows at these places are gone."""
+        """Forget the rows at places [first, end)."""
 
     def learned(self, places: Tensor, error: Tensor) -> None:
-        """The critics' errors [n], not negative, at the rows at these places."""
+        """Take the critics' absolute errors [n] of the rows at these places."""
 
     def state_dict(self, first: int, end: int) -> dict[str, Array]:
-        """What is remembered of the rows with these numbers."""
+        """Return the data about rows [first, end), by their numbers."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Array], first: int, end: int) -> None:
-        """The other way round; there are no other rows."""
+        """Restore the data about rows [first, end), which are all the rows."""
 
 
 class SumTree:
-    """A whole number at each place, the sum of every WIDTH of them, of every WIDTH of these sums, and so on, up to one.
+    """A tree of integer sums. A leaf is the number of a place; a node is the sum of WIDTH nodes below, up to the root.
 
-    Wide blocks instead of pairs: what takes 20 levels of a binary tree are 3 here, each a few operations over all rows of a
+    A million leaves take 3 levels instead of 20 in a binary tree. A level takes a few operations over all rows of a
     batch. All shapes are fixed, so that a CUDA graph can hold `find` and `put`.
     """
 
@@ -83,12 +83,12 @@ class SumTree:
 
     @property
     def total(self) -> Tensor:
-        """[1]"""
+        """The sum [1] of all leaves."""
         total: Tensor = self._levels[-1][:1]
         return total
 
     def put(self, index: Tensor, value: Tensor) -> None:
-        """Numbers [n] at places [n]; of several for the same place, the largest."""
+        """Write numbers [n] to places [n]. The largest of several numbers for one place counts."""
         self.leaves.index_fill_(0, index, 0)
         self.leaves.scatter_reduce_(0, index, value, "amax")
         for below, above in pairwise(self._levels):
@@ -96,14 +96,14 @@ class SumTree:
             above.index_copy_(0, index, below.view(-1, WIDTH).index_select(0, index).sum(-1))
 
     def fill(self, first: int, end: int, value: Tensor | int) -> None:
-        """The same number, or these [n], at all places from `first` to `end`."""
+        """Write one number to all places [first, end), or one each."""
         self.leaves[first:end] = value
         for below, above in pairwise(self._levels):
             first, end = first // WIDTH, -(-end // WIDTH)
             above[first:end] = below.view(-1, WIDTH)[first:end].sum(-1)
 
     def find(self, target: Tensor) -> Tensor:
-        """For targets [n] from 0 to below the total: the places where the running sum of all numbers first exceeds them."""
+        """Return the places where the running sum of the leaves first exceeds the targets [n], from [0, total)."""
         block = torch.zeros_like(target)
         for level in self._levels[-2::-1]:
             numbers = level.view(-1, WIDTH).index_select(0, block)
@@ -115,11 +115,11 @@ class SumTree:
 
 
 class ByError(Uniform):
-    """A row is drawn in proportion to (its last error + LEAST_ERROR) ** alpha; one that was never drawn, to the largest
+    """Draws a row in proportion to (its last error + LEAST_ERROR) ** alpha. A row that was never drawn has the largest
     priority so far.
 
-    Its weight is (N × probability) ** -beta, divided by the mean of the batch: with beta 1 the expected loss is that of uniform
-    draws, and the step size keeps its meaning. Priorities are held within 1 / UNIT and MOST_SUM / (UNIT × capacity).
+    A row's weight is (N × probability) ** -beta, divided by the mean of the batch. With beta 1 the expected loss is
+    that of uniform draws, and the step size keeps its meaning. Priorities are 1 / UNIT .. MOST_SUM / (UNIT × capacity).
     """
 
     wants_errors = True
@@ -148,7 +148,7 @@ class ByError(Uniform):
         self.tree.fill(first, end, 0)
 
     def learned(self, places: Tensor, error: Tensor) -> None:
-        """An error that is not finite counts as the largest so far."""
+        """Take the errors. An error that is not finite gets the largest priority so far."""
         if not len(places):
             return
         priority = ((error.double() + LEAST_ERROR).pow(self.alpha) * UNIT).clamp(1, self._most)
@@ -170,12 +170,12 @@ class ByError(Uniform):
 
 
 class Recent(Uniform):
-    """The newest row is drawn `ratio` times as often as the oldest, and the frequency falls exponentially with age.
+    """Draws the newest row `ratio` times as often as the oldest; the frequency falls exponentially with age.
 
     Of N rows, the one of age a (0: the newest) is drawn with probability F((a + 1) / N) - F(a / N), where
-    F(x) = (1 - ratio ** -x) / (1 - 1 / ratio). There are no weights. Unlike its error, the age of a row says nothing of how its
-    action turned out, so the expected target at every observation and action stays as it is. What changes is where the
-    critics have to be exact, which is what this is for: weights would only undo it.
+    F(x) = (1 - ratio ** -x) / (1 - 1 / ratio). There are no weights. The age of a row, unlike its
+    error, does not depend on the result of its action, so the expected target of every observation and action stays the
+    same. Only the focus of the critics moves to recent rows. That is the purpose, and weights would undo it.
     """
 
     def __init__(self, ratio: float) -> None:
@@ -183,6 +183,6 @@ class Recent(Uniform):
 
     def choose(self, count: int, span: Tensor, generator: torch.Generator) -> Choice:
         draw = torch.rand(count, dtype=torch.float64, device=span.device, generator=generator)
-        age = torch.log1p(draw * math.expm1(-self._fall)) * (-1 / self._fall)  # as a share of the oldest one's
+        age = torch.log1p(draw * math.expm1(-self._fall)) * (-1 / self._fall)  # as a share of the oldest row's age
         newest = span[1] - 1
         return Choice(span[0] + newest - torch.minimum((age * span[1]).long(), newest))

@@ -1,4 +1,4 @@
-"""Replay buffer: a preallocated ring of packed rows, on the CPU or on a GPU, sampled by a generator of its own."""
+"""The replay buffer: a preallocated ring of packed rows on the CPU or a GPU, with a random generator for sampling."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ from freewheel.errors import SetupError
 from freewheel.learn.n_step import Successors
 from freewheel.learn.priority import Uniform
 
-SHARE = 0.8  # of the free memory: the most that one buffer may take
+SHARE = 0.8  # largest share of the free memory that one buffer may take
 
 
 class Batch(NamedTuple):
     """The parts of packed rows [..., width], in this order, float32."""
 
     obs: Tensor  # [..., D]
-    action: Tensor  # [..., A]; a discrete one is its number, A = 1
+    action: Tensor  # [..., A]; a discrete action is its index, with A = 1
     reward: Tensor  # [...]
     terminated: Tensor  # [...]
-    has_successor: Tensor  # [...] 1 where next_obs is the true successor; where 0, next_obs means nothing
+    has_successor: Tensor  # [...] 1 where next_obs is the true successor, 0 where next_obs has no meaning
     next_obs: Tensor  # [..., D]
 
 
 class ReplayMinibatch(NamedTuple):
-    """What one gradient step learns from: the target of a row is reward + discount × the value of next_obs."""
+    """The rows of one gradient step. The target of a row is reward + discount × the value of next_obs."""
 
     obs: Tensor  # [N, D]
     action: Tensor  # [N, A]
     reward: Tensor  # [N]
-    discount: Tensor  # [N] what the future counts; 0 where the episode terminated
+    discount: Tensor  # [N] the factor of the future value; 0 where the episode terminated
     next_obs: Tensor  # [N, D]
-    weight: Tensor | None = None  # [N] of each row in the critics' loss, 1 on average; None: all are 1
-    places: Tensor | None = None  # [k] of the first k rows in the replay buffer, if it wants to know their errors
+    weight: Tensor | None = None  # [N] weight of each row in the critics' loss, 1 on average; None: all are 1
+    places: Tensor | None = None  # [k] replay buffer places of the first k rows, if their errors are needed
 
     @classmethod
     def of(cls, rows: Batch, gamma: float) -> ReplayMinibatch:
-        """Of rows of one step."""
+        """Return a minibatch of one-step rows."""
         discount = torch.rsub(rows.terminated, gamma, alpha=gamma)  # gamma × (1 - terminated)
         return cls(rows.obs, rows.action, rows.reward, discount, rows.next_obs)
 
 
 class Drawn(NamedTuple):
-    """Packed rows of a draw. Where they stand for several steps: the sum of their rewards, and the end of the last one."""
+    """Packed rows of a draw. A row over several steps holds the sum of their rewards and the end of the last step."""
 
     rows: Tensor  # [n, width]
-    discount: Tensor | None = None  # [n] gamma to the power of the steps; None: one step each
-    weight: Tensor | None = None  # see Minibatch
+    discount: Tensor | None = None  # [n] gamma to the power of the steps; None: every row is one step
+    weight: Tensor | None = None  # see ReplayMinibatch
     places: Tensor | None = None
 
     def and_also(self, rows: Tensor, gamma: float) -> Drawn:
-        """And these rows of one step, of weight 1."""
+        """Return this draw with these one-step rows of weight 1 appended."""
         count = len(rows)
         discount = None if self.discount is None else functional.pad(self.discount, (0, count), value=gamma)
         weight = None if self.weight is None else functional.pad(self.weight, (0, count), value=1.0)
@@ -74,7 +74,7 @@ class Drawn(NamedTuple):
 def pack(
     obs: Tensor, action: Tensor, reward: Tensor, terminated: Tensor, has_successor: Tensor, next_obs: Tensor
 ) -> Tensor:
-    """Rows [..., width]; the scalars come as [...], of any type, and so do discrete actions."""
+    """Return packed rows [..., width]. Scalars and discrete actions are [...], of any dtype."""
     action = action if action.dim() == obs.dim() else action[..., None]
     scalars = torch.stack([part.float() for part in (reward, terminated, has_successor)], dim=-1)
     return torch.cat([obs.float(), action.float(), scalars, next_obs.float()], dim=-1)
@@ -82,7 +82,7 @@ def pack(
 
 @dataclass(frozen=True)
 class Columns:
-    """Where the parts of a packed row stand: drawing a row is one gather."""
+    """The layout of a packed row. Packing lets one gather draw all parts of a row."""
 
     obs_size: int  # D
     action_size: int  # A
@@ -92,27 +92,27 @@ class Columns:
         return 2 * self.obs_size + self.action_size + 3
 
     def split(self, rows: Tensor) -> Batch:
-        """Packed rows as named views."""
+        """Return named views of packed rows."""
         sizes = [self.obs_size, self.action_size, 1, 1, 1, self.obs_size]
         obs, action, reward, terminated, has_successor, next_obs = rows.split(sizes, dim=-1)
         return Batch(obs, action, reward.squeeze(-1), terminated.squeeze(-1), has_successor.squeeze(-1), next_obs)
 
     def pack(self, data: Transitions[Any], device: torch.device | str, *, has_final_obs: bool = True) -> Tensor:
-        """The valid rows [n, width] of [T, B] transitions. has_final_obs: the successor of an episode's last row is known."""
+        """Return the valid rows [n, width] of [T, B] transitions. has_final_obs: last rows have a successor."""
         host = isinstance(data.obs, np.ndarray)
-        if host:  # tensors are taken as they are: each as_tensor would let another thread have the interpreter
+        if host:  # tensors need no as_tensor call, and each call could hand the interpreter to another thread
             data = Transitions(*(torch.as_tensor(getattr(data, name)) for name in TRANSITION_FIELDS))
         known = torch.ones_like(data.reward) if has_final_obs else ~(data.terminated | data.truncated)
         rows = pack(data.obs, data.action, data.reward, data.terminated, known, data.next_obs).flatten(0, 1)
-        if host and not data.valid.all():  # a batched simulator has no gaps: to look for them would wait for the device
+        if host and not data.valid.all():  # a batched simulator has no gaps, and a check would wait for the device
             rows = rows[data.valid.flatten()]
         return rows.to(device, non_blocking=True)
 
 
 class ReplayBuffer:
-    """The newest rows that fit. Rows are added under a version, and expire by it. Implements core.RowBuffer.
+    """A ring of the newest rows. Each row is added under a version and expires by version. Implements core.RowBuffer.
 
-    `draw` follows the priority where there is one, and gives returns over several steps where successors are known.
+    `draw` follows the priority, and returns rows over several steps if `successors` is given.
     """
 
     def __init__(
@@ -130,9 +130,9 @@ class ReplayBuffer:
         require_room(self.bytes, device, f"a replay buffer of {capacity:,} rows")
         self._rows = torch.zeros(capacity, columns.width, device=device)
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.added = self.count = 0  # rows ever, rows stored now
+        self.added = self.count = 0  # rows ever added, rows stored now
         self._versions: deque[tuple[int, int]] = deque()  # (version, `added` after its last row)
-        self._span = torch.zeros(2, dtype=torch.int64, device=device)  # first row and count, where graphs read them
+        self._span = torch.zeros(2, dtype=torch.int64, device=device)  # first place and count; CUDA graphs read them
         self.before_overwriting: Callable[[int], None] | None = None
 
     @property
@@ -140,7 +140,7 @@ class ReplayBuffer:
         return self.capacity * self.columns.width * 4
 
     def add(self, rows: Tensor, version: int = 0) -> None:
-        """Copy rows [n, width] in; they can be drawn as soon as all of them are stored."""
+        """Copy rows [n, width] into the ring. They can be drawn once all of them are stored."""
         if self.before_overwriting is not None:
             self.before_overwriting(self.added + len(rows) - self.capacity)
         self.added += max(0, len(rows) - self.capacity)
@@ -156,7 +156,7 @@ class ReplayBuffer:
         self._publish()
 
     def expire(self, oldest: int) -> int:
-        """Remove rows of versions before this one; returns how many."""
+        """Remove the rows of versions before `oldest`, and return their number."""
         begin = self.added - self.count
         while self._versions and self._versions[0][0] < oldest:
             begin = max(begin, self._versions.popleft()[1])
@@ -168,11 +168,11 @@ class ReplayBuffer:
         return expired
 
     def sample(self, count: int) -> Tensor:
-        """Rows [count, width], uniform, with replacement; nothing here waits for the device."""
+        """Draw rows [count, width] uniformly, with replacement, without waiting for the device."""
         return self._rows.index_select(0, Uniform().choose(count, self._span, self.generator).places % self.capacity)
 
     def draw(self, count: int) -> Drawn:
-        """So many rows to learn from, with replacement; nothing here waits for the device."""
+        """Draw `count` rows by priority, with replacement, without waiting for the device."""
         choice = self.priority.choose(count, self._span, self.generator)
         places, weight = choice.places % self.capacity, choice.weight
         rows = self._rows.index_select(0, places)
@@ -186,7 +186,7 @@ class ReplayBuffer:
         return Drawn(rows, steps.discount, weight, told)
 
     def newest(self, count: int) -> Tensor:
-        """The last `count` rows added, in order."""
+        """Return the last `count` rows added, in order."""
         return self._stored(self.added - count, self.added)
 
     @property
@@ -195,30 +195,30 @@ class ReplayBuffer:
 
     @property
     def shared(self) -> bool:
-        """Memory of a GPU is read in the order of the learner's own work."""
+        """Return whether another thread may read. Reads of GPU memory must stay in order with the learner's work."""
         return self._rows.device.type == "cpu"
 
     def read(self, first: int, end: int) -> NDArray:
         rows = self._stored(first, end)
         if not rows.is_cuda:
             return to_numpy(rows)
-        pinned = rows.to("cpu", non_blocking=True)  # which torch keeps for the next rows; several times as fast
+        pinned = rows.to("cpu", non_blocking=True)  # torch reuses the pinned memory; several times faster
         torch.cuda.current_stream(rows.device).synchronize()
         return to_numpy(pinned.clone())
 
     def write(self, first: int, rows: NDArray) -> None:
-        """Rows that no longer fit are left out: the capacity may have become smaller."""
+        """Restore rows, without those that no longer fit: the capacity may have become smaller."""
         left_out = max(0, self.added - self.count - first)
         self._put(first + left_out, torch.as_tensor(rows[left_out:]).to(self._rows.device))
 
     def follow(self, data: Transitions[Any], lane0: int, rows: Tensor) -> None:
-        """What was added last are these transitions [T, B] as rows; where several steps are to be learned from."""
+        """Link rows to their successors, for n-step returns. The newest `rows` are these transitions [T, B]."""
         if self._successors is not None:
             first, split = self.added - len(rows), self.columns.split
             self._successors.add(data, lane0, split(rows), first, split(self._rows))
 
     def state_dict(self) -> dict[str, Array]:
-        """Without the rows: see core.BufferedLearner."""
+        """Return the state without the rows, see core.Learner.buffers."""
         state: dict[str, Array] = {
             "counts": np.array([self.added, self.count], np.int64),
             "versions": np.array(self._versions, np.int64).reshape(-1, 2),
@@ -229,7 +229,7 @@ class ReplayBuffer:
         return state
 
     def load_state_dict(self, state: dict[str, Array]) -> None:
-        """The rows have to be written after this."""
+        """Restore the state. The caller must write the rows afterwards."""
         self.added, count = map(int, state["counts"])
         self.count = min(count, self.capacity)
         self._versions = deque((int(version), int(end)) for version, end in state["versions"])
@@ -240,16 +240,16 @@ class ReplayBuffer:
 
     @property
     def _parts(self) -> list[Uniform | Successors]:
-        """What else remembers something of rows."""
+        """The objects that keep further data about rows."""
         return [self.priority] if self._successors is None else [self.priority, self._successors]
 
     def _places(self, first: int, end: int) -> list[range]:
-        """Where rows with these numbers stand, before and after the wrap."""
+        """Return the places of rows [first, end), before and after the wrap."""
         at, count = first % self.capacity, end - first
         return [part for part in (range(at, min(at + count, self.capacity)), range(at + count - self.capacity)) if part]
 
     def _put(self, first: int, rows: Tensor) -> None:
-        """Store rows by their numbers, from `first` on."""
+        """Store rows under the numbers from `first` on."""
         at = first % self.capacity
         before_wrap = min(len(rows), self.capacity - at)
         self._rows[at : at + before_wrap] = rows[:before_wrap]
@@ -257,7 +257,7 @@ class ReplayBuffer:
             self._rows[: len(rows) - before_wrap] = rows[before_wrap:]
 
     def _stored(self, first: int, end: int) -> Tensor:
-        """A copy of rows by their numbers."""
+        """Return a copy of rows [first, end)."""
         at = first % self.capacity
         before_wrap = min(end - first, self.capacity - at)
         return torch.cat([self._rows[at : at + before_wrap], self._rows[: end - first - before_wrap]])
@@ -268,7 +268,7 @@ class ReplayBuffer:
 
 
 def require_room(size: int, device: str, what: str) -> None:
-    """Refuse what does not fit, before memory is allocated."""
+    """Raise SetupError if `what` does not fit into free memory, before anything is allocated."""
     on_gpu = torch.device(device).type == "cuda"
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
     if size > SHARE * free:

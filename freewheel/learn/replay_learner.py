@@ -1,4 +1,4 @@
-"""The learner over a replay buffer: the rows that arrive set the pace of its updates. The gradient step is the algorithm's."""
+"""The base of learners with a replay buffer. Rows set the pace of updates; the algorithm supplies the gradient step."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from freewheel.learn.spec import LearnerSpec, ReplayConfig
 from freewheel.learn.together import checksum, gathered, own_seed, require_same, share
 from freewheel.seeding import tree
 
-REPORT = 50  # updates between two looks at the losses: on a GPU a look is a wait
-BURST = 32  # updates at most between two looks at what has arrived, by default
+REPORT = 50  # updates between two reads of the losses: on a GPU each read is a wait
+BURST = 32  # most updates between two checks for new chunks, by default
 
 
 class Update(Trained, Protocol):
@@ -48,8 +48,8 @@ class Update(Trained, Protocol):
 
 
 class ReplayLearner(Learner):
-    """Learns from rows of a replay buffer. `version` counts publications. If weights are not finite when they are to be
-    published, the last good ones are put back."""
+    """Learns from rows of a replay buffer. `version` counts publications. If weights are not finite before a
+    publication, the learner puts the last good ones back."""
 
     not_finite: str = ""  # in the last publication
     remedy = "lower its lr, or scale rewards"
@@ -79,7 +79,7 @@ class ReplayLearner(Learner):
             successors=successors,
         )
         self._publish_every = -(-config.publish_every // count) if config.publish_every else spec.batch.rows
-        self._published = 0  # rows behind the present version
+        self._published = 0  # rows up to the present version
         self.pace = Pace(config.ratio * count, -(-config.learning_starts // count), self._publish_every)
         self.updater = make_update(self.draw)
         self.burst = BURST
@@ -102,7 +102,7 @@ class ReplayLearner(Learner):
 
     @property
     def buffer_util(self) -> float:
-        """The part of the replay buffer that is filled."""
+        """The filled share of the replay buffer."""
         return self.replay.count / self.replay.capacity
 
     @property
@@ -115,8 +115,8 @@ class ReplayLearner(Learner):
         self._admit()
 
     def update(self) -> Metrics:
-        """As many updates as are due, up to a burst or the next publication. Learners that train together meet here, with rows
-        enough for one each: the one with the fewest sets the pace, because all draw as many rows from their own."""
+        """Make the updates that are due, up to a burst or the next publication. Learners that train together meet here.
+        The one with the fewest due updates sets the pace, because each draws its share of a batch from its own rows."""
         count = min(self.pace.due, self.burst, max(0, self.pace.updates_for(self._boundary) - self.pace.updates))
         alone, services, least = self._peers.count == 1, self.spec.services, self.pace.rows
         if not alone:
@@ -130,28 +130,28 @@ class ReplayLearner(Learner):
             self.pace.updates += 1
             if alone:
                 services.between_steps()
-            else:  # others wait in the next step
+            else:  # no interruption: the other learners wait in the next step
                 services.report()
         self._admit()
         about: dict[str, float] = {"updates": count}
         return about | self._publish() if self._complete(self.pace.rows if alone else least) else about
 
     def before_updates(self) -> None:
-        """The rows that learning starts with are here, in all learners, and the first update is next: it reads observations as
-        later ones do, also where nothing was published yet."""
+        """Prepare the first update, when all learners have the rows that learning starts with. It must read normalised
+        observations like later updates do, even before the first publication."""
         if self._moments is not None and not self._published:
             self._normalise_stored()
 
     def _normalise_stored(self) -> None:
-        """From here on observations are read by the statistics of the rows that all learners have stored."""
+        """Normalise observations by the statistics of the rows that all learners have stored so far."""
         if self._moments is not None:
             self._moments.follow(self.replay, self.pace.rows)
             self._moments.pool(gathered(self._peers, self._moments.since))
             self._normalise()
 
     def _agree(self, count: int) -> tuple[int, int]:
-        """The updates that all learners can make now, and the rows that each of them has at least. From here on all have the
-        learning rate of the first."""
+        """Return how many updates all learners can make now, and the fewest rows that any of them has. All learners
+        adopt the learning rate of the first one and the longest publication interval."""
         rate = self.learning_rate
         mine = [count, self.pace.rows, self._publish_every, rate]
         counts, rows, every, rates = gathered(self._peers, np.array(mine)).T
@@ -165,11 +165,11 @@ class ReplayLearner(Learner):
         return self._published + self._publish_every
 
     def _complete(self, rows: int) -> bool:
-        """The rows of the next version are here, and all updates that they require are done."""
+        """Return whether the rows of the next version are here and the updates that they require are done."""
         return rows >= self._boundary and self.pace.updates >= self.pace.updates_for(self._boundary)
 
     def snapshot(self) -> Snapshot:
-        """The weights stay on the GPU for a batched simulator there."""
+        """Return the weights. They stay on the GPU for a batched simulator there."""
         policy = self.updater.policy
         if self.finite.asks:
             return Snapshot(self.version, policy.named(self.finite.on_device(self.pace.updates)))
@@ -211,7 +211,7 @@ class ReplayLearner(Learner):
             self._moments.measured = int(state.get("obs_measured", self.pace.rows))
 
     def _admit(self) -> None:
-        """Store what waits, unless updates are too far behind the rows that are stored."""
+        """Store waiting chunks until updates are too far behind the stored rows."""
         while self._waiting and not self.pace.behind:
             chunk = self._waiting.popleft()
             rows = self._packed(chunk.data)
@@ -244,13 +244,13 @@ class ReplayLearner(Learner):
         return about | {"update/skipped": float(bool(self.not_finite))}
 
     def _normalise(self) -> None:
-        put_back = bool(self.not_finite)  # with the statistics that it had then
+        put_back = bool(self.not_finite)  # the restored policy has old statistics
         if self._moments is not None and not self._moments.write_to(self.updater.policy, self.pace.rows, now=put_back):
-            self.not_finite = STATISTICS  # the network reads observations as before
+            self.not_finite = STATISTICS  # the normaliser stays as it was
 
     def _pool_statistics(self) -> tuple[float, ...]:
-        """Of rows since the last publication, in all learners: the sum of lags, the number, and the greatest lag; and all
-        rows that are stored. From here on all have the same statistics of observations."""
+        """Return, over all learners: the sum of lags, the number of rows and the greatest lag since the last
+        publication, and the number of all stored rows. Afterwards all learners have the same observation statistics."""
         late, rows = sum(lag * rows for lag, rows in self._lags), sum(rows for _, rows in self._lags)
         mine = (float(late), float(rows), float(max((lag for lag, _ in self._lags), default=0)), float(self.pace.rows))
         self._lags.clear()
@@ -267,7 +267,7 @@ class ReplayLearner(Learner):
         return late, rows, float(table[:, 2].max()), stored
 
     def _keep_finite(self) -> None:
-        """Before weights leave. Learners that train together put back together: in a publication, and nowhere else."""
+        """Restore the last good state if necessary, before weights leave. Several learners do so only to publish."""
         if self._peers.count == 1:
             self.finite.look(self.pace.updates)
 

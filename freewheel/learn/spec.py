@@ -1,4 +1,4 @@
-"""What a learner is given, and what an algorithm declares about itself; torch-free, so that help texts and workers stay light."""
+"""The inputs of a learner and the base of algorithm options. No torch here, so help texts and workers stay light."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from freewheel.core import MakeExecutor
     from freewheel.policies.spec import PolicySpec, StartWeights
 
-ROWS = 512  # of an on-policy update, unless its algorithm says otherwise
-SIMULATED_STEPS = 64  # of each lane, with a batched simulator
+ROWS = 512  # rows of an on-policy update, unless its algorithm sets another number
+SIMULATED_STEPS = 64  # steps of each lane in an update, with a batched simulator
 Schedule = Literal["constant", "linear"]  # linear: falls to 0 over --steps
 
 
 def go_on() -> None:
-    """Nothing ends the work."""
+    """Do nothing: the default of services that may end a run."""
 
 
 def _uncounted(_kind: str) -> AbstractContextManager[object]:
-    """Nobody asks where the time goes."""
+    """Measure no time."""
     return nullcontext()
 
 
@@ -41,34 +41,34 @@ class Compute:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldFacts:
-    """What a learner may know about the world."""
+    """The facts about the world that a learner may use."""
 
-    name: str = ""  # known rules of a task are found by it
+    name: str = ""  # used to find the known rules of a task
     batched_on_device: bool = False  # rows come as tensors, from a batched simulator
     has_final_obs: bool = True  # the true successor of an episode's last row is known
     slices: tuple[Slice, ...] = ()  # groups of the observation
-    model_task: Any = None  # what the simulator declares about itself, a learn.mbpo.task.ModelTask; or nothing
+    model_task: Any = None  # the learn.mbpo.task.ModelTask that the simulator declares, or None
 
 
 class Peers(Protocol):
     """Learners that train together: each has its share of the rows, and all have the same weights."""
 
     @property
-    def rank(self) -> int: ...  # of this one, from 0
+    def rank(self) -> int: ...  # of this learner, from 0
     @property
     def count(self) -> int: ...
-    # In place, over all learners, and the same bits in each. All call it at the same points in the same order with arrays of
-    # one shape and dtype; a tensor may be on the learner's device. PeerLostError: one of them is gone.
+    # Sums an array in place over all learners, with the same bits in each. All call it at the same points, in the same
+    # order, with one shape and dtype. A tensor may be on the learner's device. PeerLostError: a learner is gone.
     def sum(self, array: Array) -> None: ...
 
 
 class NoPeers:
-    """One learner has all rows. Implements Peers."""
+    """The peers of a single learner, which has all rows. Implements Peers."""
 
     rank, count = 0, 1
 
     def sum(self, array: Array) -> None:
-        """It is the sum already."""
+        """Do nothing: the array already is the sum."""
 
 
 ALONE = NoPeers()
@@ -76,122 +76,122 @@ ALONE = NoPeers()
 
 @dataclass(frozen=True, kw_only=True)
 class Services:
-    """What a run offers to its learner."""
+    """The services that a run offers to its learner."""
 
-    executors: MakeExecutor | None = None  # runs a part of the learner elsewhere; for learners that have such a part
-    # All three write a row of metrics if one is due. Call one of them at least every tenth of a second, whatever takes long.
-    while_waiting: Callable[[], None] = go_on  # in a wait, or in what can be done again: what it raises ends the run
-    between_steps: Callable[[], None] = go_on  # where a state can be saved: ends a run out of time; signals wait
-    report: Callable[[], None] = go_on  # in the middle of what has to be finished
-    span: Callable[[str], AbstractContextManager[object]] = _uncounted  # a block of one kind of core.LEARNER_TIME
+    executors: MakeExecutor | None = None  # for learners that run a part of their work elsewhere
+    # Each of these three writes a row of metrics if one is due. Long work has to call one of them at least every 0.1 s.
+    while_waiting: Callable[[], None] = go_on  # during waits and repeatable work; an exception from it ends the run
+    between_steps: Callable[[], None] = go_on  # where the state can be saved; ends a run out of time, ignores signals
+    report: Callable[[], None] = go_on  # inside work that must be finished; never ends the run
+    span: Callable[[str], AbstractContextManager[object]] = _uncounted  # times a block as one kind of core.LEARNER_TIME
     peers: Peers = ALONE  # learners that train together with this one
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerSpec:
-    """What a learner has to do, apart from how its algorithm does it."""
+    """The inputs of a learner, without the options of its algorithm."""
 
     policy: PolicySpec
     batch: BatchSpec
     seed: int
-    total_steps: int | None = None  # rows of the whole run, where the budget is in steps
+    total_steps: int | None = None  # rows of the whole run, if its budget is in steps
     compute: Compute = Compute()
     world: WorldFacts = WorldFacts()
-    start: StartWeights | None = None  # weights to begin with; None: drawn
+    start: StartWeights | None = None  # initial weights; None: random ones
     services: Services = Services()
 
 
 class AlgorithmConfig(Protocol):
-    """The options of one algorithm, and what the rest of a run has to know about it; options derive from this."""
+    """The options of one algorithm, and what the rest of a run needs to know about it. Options derive from this."""
 
     name: ClassVar[str] = ""  # for error messages
-    on_policy: ClassVar[bool]  # whether rows are worth less the older the policy is that wrote them
-    #: Whether its learner sums gradients over Services.peers. Options and rows of an update are those of all learners: it divides
-    #: them by their number, but for the BatchSpec and the steps that a LearnerSpec has, which are its own already.
+    on_policy: ClassVar[bool]  # whether rows lose value as the policy that wrote them gets older
+    #: Whether its learner sums gradients over Services.peers. Options count for all learners together: each takes
+    #: its share of them. The BatchSpec and total_steps of a LearnerSpec already are those of one learner.
     trains_together: ClassVar[bool] = False
     publish_every: int | None = None  # rows between two publications; None: BatchSpec.rows
 
     @property
     def schedules_need_steps(self) -> tuple[str, ...]:
-        """Options that are set to fade over --steps."""
+        """The names of options whose schedule depends on --steps."""
         return ()
 
     @property
     def executor(self) -> Literal["serial", "async", "auto"]:
-        """How parts of the learner run beside it."""
+        """How the learner's executors run."""
         return "serial"
 
     @property
     def normalises_rewards(self) -> bool:
-        """Whether it learns from rewards on a scale of its own."""
+        """Whether the learner scales rewards itself."""
         return False
 
     def rows_per_update(self, world: EnvSpec) -> int:
-        """Rows of an update in this world, where steps of each lane are "auto"; it must not depend on how many lanes there are,
-        unless they are one simulation."""
+        """Return the rows of an update in this world, if the steps of each lane are "auto". The result must not depend
+        on the number of lanes, unless they are one simulation."""
         return SIMULATED_STEPS * world.lanes if world.batched_on_device else ROWS
 
     def usual(self, world: EnvSpec, rows: int | None) -> Mapping[str, Any]:
-        """What options that are "auto" become in this world, by name ("policy.normalize_obs"): they suit its kind of actions
-        and the rows of an update, where these are known. An option that is not named here stays as it is."""
+        """Return values for "auto" options in this world, by dotted name ("policy.normalize_obs"). They suit its kind
+        of actions and the rows of an update, if these are known. An option that is not in the result stays "auto"."""
         return {"policy.normalize_obs": False}
 
     def about_rewards(self, rewards: NDArray) -> str:
-        """What follows from rewards like these, in words; empty: nothing."""
+        """Return a remark for the user about rewards like these; empty: none."""
         return ""
 
     def lighter(self) -> Sequence[Mapping[str, Any]]:
-        """Options by dotted names for less and less work a row: the first that keep up with free workers, if none is given."""
+        """Return options by dotted name, with less and less work per row. A run may use the first that keeps up."""
         return ()
 
     def describe(self, spec: LearnerSpec) -> str:
-        """One line of the plan."""
+        """Return one line for the plan."""
         return f"{spec.batch.rows} rows an update"
 
     def needs(self, spec: LearnerSpec) -> Sequence[Need]:
-        """What the learner keeps in memory, at least: the network and its optimiser, and the rows of an update."""
+        """Return the least memory of the learner: the network and its optimiser, and the rows of an update."""
         networks = () if spec.policy.module else (network_need(spec.policy),)
         return (*networks, Need(spec.batch.rows, "rows of an update", row_bytes(spec.policy), "--num-steps-per-env"))
 
     def rows_before_update(self, spec: LearnerSpec) -> int:
-        """Rows that the first update takes."""
+        """Return the rows that have to arrive before the first update."""
         return spec.batch.rows
 
     @property
     def starts_option(self) -> str:
-        """The option that makes it take more than the rows of an update, if there is one."""
+        """The option that sets `rows_before_update`, if there is one."""
         return ""
 
     def gradient_steps(self, spec: LearnerSpec) -> int:
-        """Of one update, which nothing can interrupt."""
+        """Return the gradient steps of one update, which nothing can interrupt."""
         return 1
 
     def build(self, spec: LearnerSpec) -> Learner: ...  # may import torch
 
 
 def make_learner(config: AlgorithmConfig, spec: LearnerSpec) -> Learner:
-    """A learner, with all that the base has."""
+    """Build a learner, and give it the defaults of the base Learner for what it lacks."""
     return with_defaults(config.build(spec), Learner)
 
 
 def row_bytes(policy: PolicySpec) -> int:
-    """Of a transition: both observations, the action and a few numbers."""
+    """Return the bytes of a transition: both observations, the action and a few numbers."""
     width = 1 if policy.obs_dtype == "uint8" else 4
     return 2 * width * policy.obs_size + 4 * (policy.action_columns + 3)
 
 
 def network_need(policy: PolicySpec, copies: int = 10) -> Need:
-    """All that an update of PPO was seen to take at 2,000 x 2,000: weights, gradient, moments, what is put back and published."""
+    """Return the memory of networks. `copies` was measured for PPO at 2,000 x 2,000, with moments and backups."""
     from freewheel.policies.spec import full_layout
 
     count = sum(math.prod(shape) for shape in full_layout(policy).values())
     return Need(count, "weights", 4 * copies, "--policy.hidden")
 
 
-#: Begins the names of running statistics among what is learned: [mean, square, count] in one vector (learn/moments.py).
+#: Prefix of running statistics in Learner.learned(): [mean, square, count] in one vector (learn/moments.py).
 STATISTICS = "statistics."
 OBS_STATISTICS, RETURN_STATISTICS = f"{STATISTICS}observations", f"{STATISTICS}returns"
-POLICY = "policy."  # begins the names of what acts, and of what a PPO's critic is
+POLICY = "policy."  # prefix of the weights that act, and of those of PPO's critic
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class Algorithm:
 
     name: str
     config: type[AlgorithmConfig]
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # of run options, where they differ from the usual ones
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # run options that differ from the usual defaults
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class ReplayConfig(AlgorithmConfig):
     lr: Annotated[float, POSITIVE] = 3e-4
     """Adam's step size."""
     batch: Annotated[int, Range(least=1, most=10**7)] = 256
-    """Rows an update draws from the replay buffer."""
+    """Rows that an update draws from the replay buffer."""
     gamma: Annotated[float, SHARE] = 0.99
     """Discount of the future."""
     tau: Annotated[float, Range(above=0, most=1)] = 0.005
@@ -220,11 +220,11 @@ class ReplayConfig(AlgorithmConfig):
     buffer: Annotated[int, Range(least=1, most=10**10)] = 1_000_000
     """Rows that the replay buffer keeps; new rows replace the oldest."""
     learning_starts: Annotated[int, Range(least=1, most=10**10)] = 1_000
-    """Rows before the first update; until then the untrained policy acts, which is close to uniform."""
+    """Rows before the first update; until then the untrained policy acts, almost uniformly."""
     updates_per_row: Annotated[float, Range(above=0, most=10_000)] = 1.0
     """Updates per row collected, held within hard bounds in every mode."""
     replay_ratio: Annotated[float | None, Range(above=0, most=1e9)] = None
-    """The same in rows: rows drawn per row collected (updates × batch / rows). Replaces updates_per_row."""
+    """Rows drawn per row collected (updates × batch / rows). Replaces updates_per_row."""
     publish_every: Annotated[int | None, Range(least=1, most=10**9)] = None
     """Rows between two publications of the policy (default: --num-steps-per-env × envs)."""
 
@@ -251,7 +251,7 @@ class ReplayConfig(AlgorithmConfig):
         return f"--{self.name}.learning-starts"
 
     def rows_kept(self, spec: LearnerSpec) -> int:
-        """Capacity of the replay buffer of one learner: no more than the run will bring."""
+        """Return the capacity of one learner's replay buffer, which is at most what the run can fill."""
         rows = -(-self.buffer // spec.services.peers.count)
         return rows if spec.total_steps is None else min(rows, spec.total_steps + 2 * spec.batch.rows)
 

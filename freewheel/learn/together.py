@@ -1,4 +1,4 @@
-"""The arithmetic of learners that train together: each has its share of the rows, and all do what one with all rows would do."""
+"""The arithmetic of learners that train together. Each has a share of the rows; together they act like one with all."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from freewheel.errors import FreewheelError
 from freewheel.learn.spec import LearnerSpec, Peers
 from freewheel.seeding import tree
 
-#: Why a device replays no graph of what sums are a part of.
+#: Why no CUDA graph replays an update that contains sums over learners.
 NO_GRAPH = "several learners train together, and a graph cannot wait for the others"
 
 
 def gathered(peers: Peers, values: NDArray) -> NDArray:
-    """The numbers [n] of every learner, [count, n] float64: zeros are added to them, so that all have the same bits."""
+    """Return the numbers [n] of every learner as [count, n] float64. The sum adds only zeros: all get the same bits."""
     table = np.zeros((peers.count, len(values)))
     table[peers.rank] = values
     if peers.count > 1:
@@ -28,37 +28,37 @@ def gathered(peers: Peers, values: NDArray) -> NDArray:
 
 
 def share(total: int, peers: Peers) -> int:
-    """This learner's part of so many: those of all learners differ by one at most."""
+    """Return this learner's part of `total`. The parts of all learners differ by one at most."""
     return total * (peers.rank + 1) // peers.count - total * peers.rank // peers.count
 
 
 def own_seed(spec: LearnerSpec) -> int:
-    """Of random numbers that differ between learners. The seed of the run is that of what is the same in all."""
+    """Return the seed of random numbers that differ between learners. Shared numbers come from the run's seed."""
     rank = spec.services.peers.rank
     return tree(spec.seed, "learners", rank) if rank else spec.seed
 
 
 def checksum(vector: Tensor) -> float:
-    """A number that is the same for the same bits, on any device."""
+    """Return a number that depends only on the bits of a vector, on any device."""
     return float(int(vector.detach().view(torch.int32).sum(dtype=torch.int64)) % 2**52)
 
 
 def require_same(checksums: NDArray) -> None:
-    """That all learners have the same weights."""
+    """Raise FreewheelError unless all learners have the same weights."""
     if (checksums != checksums[0]).any():
         other = int(np.flatnonzero(checksums != checksums[0])[0])
         raise FreewheelError(f"learners 0 and {other} train together but have different weights: please report this")
 
 
 def first_of(peers: Peers, names: Sequence[str], found: str) -> str:
-    """The first of these names that a learner has found; each has found one of them."""
+    """Return the first of `names` that any learner has found. Each learner has found one of them."""
     return names[int(gathered(peers, np.array([names.index(found)])).min())] if peers.count > 1 else found
 
 
 def sum_gradients(peers: Peers, parameters: Sequence[Tensor], means: Tensor, share: float) -> Tensor:
-    """Gradients in place, and further means [n] over this learner's rows, as those over the rows of all: by one sum.
+    """Average gradients, in place, and further means [n] over the rows of all learners, by one sum. Return the means.
 
-    share: how many of all rows are this learner's. Parameters that the loss does not reach have no gradient, in any learner.
+    share: this learner's share of all rows. Parameters that the loss does not reach have no gradient in any learner.
     """
     if peers.count == 1:
         return means
@@ -72,15 +72,15 @@ def sum_gradients(peers: Peers, parameters: Sequence[Tensor], means: Tensor, sha
 
 
 class Split(NamedTuple):
-    """Minibatches of an epoch over the rows of all learners: each brings its part of every one of them."""
+    """The minibatches of an epoch over the rows of all learners. Each learner contributes a part of every minibatch."""
 
-    sizes: list[int]  # rows of this learner; may be 0 where others have many more
-    totals: list[int]  # rows of all
+    sizes: list[int]  # of this learner, in each minibatch; may be 0 if others have many more rows
+    totals: list[int]  # of all learners
 
     @classmethod
     def of(cls, counts: Sequence[int], rank: int, rows: int, *, even: bool = False) -> Split:
-        """From the rows that each learner has, in minibatches of `rows` over all, at least. even: all of a learner have the same
-        size, for which rows may be left over."""
+        """Divide the rows `counts` of all learners into minibatches of at least `rows`. even: all parts of a learner
+        have the same size, and some of its rows may be left over."""
         parts = max(1, sum(counts) // rows)
         each = [
             [_from(count, part + 1, parts) - _from(count, part, parts) for part in range(parts)] for count in counts
@@ -95,7 +95,7 @@ def _from(count: int, part: int, parts: int) -> int:
 
 
 def standards(peers: Peers, values: Sequence[NDArray], totals: Sequence[int]) -> list[tuple[float, float]]:
-    """Mean and deviation (N - 1) over all learners of the values of each minibatch, by one sum; (0, 1) of fewer than two."""
+    """Return mean and deviation (N - 1) of each minibatch over all learners, by one sum; (0, 1) below two values."""
     wide = [part.astype(np.float64) for part in values]
     sums = np.array([(part.sum(), part @ part) for part in wide])
     peers.sum(sums)

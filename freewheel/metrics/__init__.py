@@ -1,1 +1,1 @@
-"""Metrics: what a run counts and measures, and what every name means."""
+"""The metrics that a run counts and measures, and their descriptions."""

@@ -1,4 +1,4 @@
-"""The meter: counters, windows and time shares of a run; the only place where a tensor becomes a float."""
+"""The meter: counters, windows and time shares of a run. Only the meter converts tensors of metrics to floats."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ from freewheel.metrics.load import GPU_METRICS, gpu_util, usage
 from freewheel.metrics.names import COUNTS, WORKING, describe
 from freewheel.rollout.probe import usable_cores
 
-ABOUT_EVAL = ("eval_return", "eval/return_std", "eval/step")  # what the summary says in other words
-PACE, MOST = 10.0, 100  # seconds that rates are over, where rows come more often, and rows at most
-WINDOW = 100  # episodes behind return_mean, length_mean and the measures, at most
-STEPPING = ("step", "infer", "write")  # what an author does from its first step on
-LEAST, PART = 10, 10  # and no more than a tenth of all, beyond the first 10: older policies played the others
+ABOUT_EVAL = ("eval_return", "eval/return_std", "eval/step")  # the summary has these under other names
+PACE, MOST = 10.0, 100  # averaging window of rates: seconds, and rows of metrics, at most
+WINDOW = 100  # episodes in return_mean, length_mean and the measures, at most
+STEPPING = ("step", "infer", "write")  # kinds of a worker's time from its first step on
+LEAST, PART = 10, 10  # ... but only the newest 1 / PART of all, at least LEAST: older policies played the others
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When a run is done: at the first limit it reaches; without any it runs until it is stopped."""
+    """The limits of a run, which ends at the first one it reaches. Without limits it runs until it is stopped."""
 
     steps: int | None = None
     minutes: float | None = None
     episodes: int | None = None
 
     def progress(self, env_steps: int, wall_s: float, episodes: int) -> float:
-        """How far the run has come, 0 to 1."""
+        """Return the progress of the run, 0 to 1."""
         spent = ((env_steps, self.steps), (wall_s / 60, self.minutes), (episodes, self.episodes))
         done = (min(used / limit, 1.0) if limit > 0 else 1.0 for used, limit in spent if limit is not None)
         return max(done, default=0.0)
 
 
 class LearnerTime:
-    """The learner's time, cut at every start and end of a span: each second belongs to exactly one kind."""
+    """The learner's time, split at the start and end of every span. Each second belongs to exactly one kind."""
 
     __slots__ = ("began", "kind", "now", "outer", "record", "seconds", "since")
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.seconds, self.kind = dict.fromkeys(LEARNER_TIME, 0.0), "other"
-        self.outer: list[str] = []  # the kinds that go on when the present one ends
+        self.outer: list[str] = []  # the enclosing kinds, which continue when the present one ends
         self.now, self.since = now, now()
-        self.began = self.since  # the present kind
-        self.record: Callable[[str, float, float], None] | None = None  # told each kind, its begin and its end
+        self.began = self.since  # when the present kind began
+        self.record: Callable[[str, float, float], None] | None = None  # called with a kind, its begin and its end
 
     def cut(self) -> float:
-        """Count the time since the last cut for the present kind; returns the present time."""
+        """Count the time since the last cut for the present kind. Return the present time."""
         now = self.now()
         self.seconds[self.kind] += now - self.since
         if self.record is not None:
@@ -61,7 +61,7 @@ class LearnerTime:
 
 
 class MeterSpan:
-    """A `with` block of one kind; the time of an inner span is not counted in the outer one. It can be entered many times."""
+    """A reusable `with` block for one kind of time. The time of an inner span does not count for the outer one."""
 
     __slots__ = ("_kind", "_line")
 
@@ -81,11 +81,11 @@ class MeterSpan:
 
 @dataclass
 class _Interval:
-    """The counters when the last row was closed, and what was reported since."""
+    """The counters when the last row was closed, and all metrics since then."""
 
     began: float
-    cpu_s: float  # CPU seconds of all our processes, ...
-    cpu_since: float  # ... at this time: later than `began` in the first interval of a run that goes on
+    cpu_s: float  # CPU seconds of all processes of the run at `cpu_since`
+    cpu_since: float  # later than `began` in the first interval of a resumed run
     learner: Mapping[str, float]  # learner seconds by kind
     worker: NDArray = field(default_factory=lambda: np.zeros(len(WORKER_TIME), np.int64))  # ns by kind
     sums: dict[str, Any] = field(default_factory=dict)  # of update metrics: scalars of any library, on any device
@@ -98,7 +98,7 @@ class _Interval:
 
 
 class Meter:
-    """Takes every tick of the loop, gives one row of metrics per interval and the totals at the end."""
+    """Counts every tick of the loop, and returns one row of metrics per interval and the totals at the end."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Meter:
         now: Callable[[], float] = time.perf_counter,
         gpus: Sequence[str] = (),
     ) -> None:
-        """gpus: the learner's, if it has one, and that of a simulator which has another."""
+        """gpus: the learner's GPU, if it has one, and the simulator's GPU if that is a different one."""
         self._workers, self._gpus = workers, gpus
         self._measures: dict[str, deque[float]] = {name: deque(maxlen=WINDOW) for name in measures}
         self._learner = LearnerTime(now)
@@ -115,20 +115,20 @@ class Meter:
         self._began = self._learner.since
         self.done = dict.fromkeys(("env_steps", "episodes", "updates"), 0)
         self._worker = np.zeros(len(WORKER_TIME), np.int64)
-        self._played = np.zeros(2)  # steps and seconds of all finished episodes
+        self._played = np.zeros(2)  # total steps and seconds of all finished episodes
         self._returns, self._lengths = deque[float](maxlen=WINDOW), deque[float](maxlen=WINDOW)
         self._lag_max: float | None = None
         self._latest: dict[str, float | None] = {}  # newest values of the metrics whose aggregate is "last"
         self._eval: dict[str, float | None] = {}
-        self._logged: dict[str, float | None] = {}  # the newest value of everything that hooks have logged
-        self._taken: set[str] = set()  # names of rows so far, but for those that hooks have logged
-        self._first_step: float | None = None  # seconds after the beginning
-        self._training: float | None = None  # seconds, when the last turn of the loop was over
+        self._logged: dict[str, float | None] = {}  # newest values of all metrics that hooks have logged
+        self._taken: set[str] = set()  # names in rows so far, without those that hooks have logged
+        self._first_step: float | None = None  # seconds after the begin of the run
+        self._training: float | None = None  # seconds of training when the loop had ended
         self._interval = self._next_interval(self._began)
         self._counted = deque([(0.0, dict(self.done))], MOST)  # seconds and counts of the newest rows
 
     def begin(self) -> None:
-        """The run begins now, and its time with it; what was measured so far does not count."""
+        """Begin the run and its time now. Time that was measured before does not count."""
         line = self._learner
         line.seconds |= dict.fromkeys(LEARNER_TIME, 0.0)
         self._began = line.since = line.now()
@@ -136,7 +136,7 @@ class Meter:
         self._counted = deque([(0.0, dict(self.done))], MOST)
 
     def spare(self, seconds: float) -> None:
-        """So much of the time until now is no part of the run."""
+        """Exclude this many seconds before now from the time of the run."""
         line = self._learner
         line.cut()
         line.seconds[line.kind] -= seconds
@@ -144,29 +144,29 @@ class Meter:
         self._interval.began += seconds
 
     def record(self, told: Callable[[str, float, float], None]) -> None:
-        """From now on tell what the learner does: each kind, when it began and when it ended, in seconds of the clock."""
+        """Call `told` for every span of the learner from now on, with its kind, begin and end in seconds."""
         self._learner.cut()
         self._learner.record = told
 
     @property
     def present(self) -> tuple[str, float, float]:
-        """What it has not told yet: the kind that goes on, since when, and the time now. For any thread."""
+        """Return the unfinished span: its kind, its begin, and the present time. Any thread may read it."""
         line = self._learner
         return line.kind, line.since, line.now()
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return self._learner.now() - self._began
 
     @property
     def doing(self) -> str:
-        """The kind of LEARNER_TIME that goes on now."""
+        """Return the present kind of LEARNER_TIME."""
         return self._learner.kind
 
     @property
     def doing_s(self) -> float:
-        """Seconds since it began."""
+        """Return the seconds since the present kind began."""
         return max(0.0, self._learner.now() - self._learner.began)
 
     @property
@@ -175,11 +175,11 @@ class Meter:
 
     @property
     def longest(self) -> int | None:
-        """Steps of the longest of the last 100 episodes; None: none has ended."""
+        """Return the steps of the longest of the last 100 episodes; None: no episode has ended."""
         return int(max(self._lengths)) if self._lengths else None
 
     def span(self, kind: str) -> MeterSpan:
-        """`with meter.span("update"): ...` for a kind of LEARNER_TIME."""
+        """Return the span of a kind of LEARNER_TIME: `with meter.span("update"): ...`."""
         return self._spans[kind]
 
     def take(self, tick: Tick) -> None:
@@ -201,7 +201,7 @@ class Meter:
             self._learned(tick.metrics)
 
     def add(self, env_steps: int, episodes: int, played: Sequence[tuple[float, float]] = ()) -> None:
-        """Count what learners beside this one have done; `played`: returns and lengths of episodes that ended of late."""
+        """Count the work of other learners. played: returns and lengths of their latest episodes."""
         self.done["env_steps"] += env_steps
         self.done["episodes"] += episodes
         for ret, length in played:
@@ -209,16 +209,16 @@ class Meter:
             self._lengths.append(length)
 
     def end_training(self) -> None:
-        """What follows are the last evaluations and checkpoints."""
+        """Fix the training time. Only the last evaluations and checkpoints follow."""
         self._training = self._training_s()
 
     def _training_s(self) -> float:
-        """Seconds since the first step that were not spent on evaluations and checkpoints."""
+        """Return the seconds since the first step that were not spent on evaluations and checkpoints."""
         spent = self._learner.cut() - self._began - (self._first_step or 0.0)
         return max(0.0, spent - self._learner.seconds["eval"] - self._learner.seconds["save"])
 
     def _began_to_step(self, chunks: Sequence[Chunk[Any]]) -> float:
-        """When the first steps were begun, by what they took: the author that was through last has waited least since."""
+        """Estimate when the first steps began, from the chunk that took longest: it has waited least since its end."""
         took = max(sum(chunk.time[WORKER_TIME.index(kind)] for kind in STEPPING) for chunk in chunks) / 1e9
         return max(0.0, self.wall_s - float(took))
 
@@ -229,7 +229,7 @@ class Meter:
                 continue
             metric = describe(name)
             if metric is None or metric.aggregate == "mean":
-                # A new value, never a reference: a learner may overwrite its own tensors; and no wait for the device.
+                # The sum is a new value, because a learner may overwrite its tensors. It does not wait for the device.
                 interval.sums[name] = interval.sums.get(name, 0.0) + value
                 interval.counts[name] = interval.counts.get(name, 0) + 1
             elif metric.aggregate == "max":
@@ -240,27 +240,27 @@ class Meter:
             self._lag_max = _greater(self._lag_max, interval.greatest["lag_max"])
 
     def log(self, name: str, value: SupportsFloat) -> None:
-        """A metric of the user's own, as a mean over the interval; ValueError if the name is taken."""
+        """Log a metric of the user as a mean over the interval. ValueError: the name is invalid or taken."""
         number, own = float(value), self._interval.logged.get(name)
         if own is None:
             if not isinstance(name, str) or not name:
-                raise ValueError(f"the name of a metric is a text, not {name!r}")
+                raise ValueError(f"the name of a metric must be a non-empty string, not {name!r}")
             if describe(name) is not None or name in self._taken:
                 raise ValueError(
-                    f"the metric '{name}' is freewheel's own: log yours as 'my/{name}' or under another name"
+                    f"the metric name '{name}' is reserved: log your metric as 'my/{name}' or under another name"
                 )
             own = self._interval.logged[name] = [0.0, 0]
         own[0] += number
         own[1] += 1
 
     def eval_result(self, mean: float, measures: Mapping[str, float] | None = None) -> None:
-        """The mean greedy return of an evaluation: later rows carry the newest."""
+        """Keep the mean greedy return of an evaluation for all later rows."""
         value = _finite(float(mean))
         found = {f"eval/{name}": _finite(measure) for name, measure in (measures or {}).items()}
         self._eval = {} if value is None else {"eval_return": value, **found}
 
     def row(self, rows: RowCounts, stats: Mapping[str, float | None], buffer_util: float | None) -> dict[str, Any]:
-        """Close the interval: one line of metrics.jsonl."""
+        """Close the interval and return one row of metrics.jsonl."""
         now, used = self._learner.cut(), usage()
         interval = self._interval
         self._interval = self._next_interval(now, used.cpu_s)
@@ -277,7 +277,7 @@ class Meter:
             "lag_max": None,
             "queue_util": None,
             "buffer_util": _finite(buffer_util),
-            # Where the time of a child ends with it, the sum may shrink.
+            # The sum shrinks if the time of an ended child is lost.
             "cpu_util": _ratio(max(used.cpu_s - interval.cpu_s, 0.0), (now - interval.cpu_since) * usable_cores()),
             "gpu_util": None,
             **{name: gpu_util(device) for name, device in zip(GPU_METRICS, self._gpus, strict=False)},
@@ -301,7 +301,7 @@ class Meter:
         return row | own
 
     def _pace(self, wall: float, produced: int) -> dict[str, float | None]:
-        """Rates over the last seconds. Steps count as they are taken: the learner gets many at once, when a fragment is full."""
+        """Return the rates over the last seconds. Steps count when they are taken, not when a fragment is delivered."""
         counts, known = {**self.done, "env_steps": produced}, self._counted
         while len(known) > 1 and known[1][0] <= wall - PACE:
             known.popleft()
@@ -314,7 +314,7 @@ class Meter:
         return _Interval(now, used, now, dict(self._learner.seconds))
 
     def state(self) -> dict[str, Any]:
-        """All that a later run goes on from, for JSON."""
+        """Return the state that a later session resumes from, for JSON."""
         wall, interval = self._learner.cut() - self._began, self._interval
         return {
             "wall_s": wall,
@@ -344,14 +344,14 @@ class Meter:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from the state of an earlier run, as if no time had passed since. Call it before the first tick."""
+        """Continue from the state of an earlier session, as if no time had passed. Call this before the first tick."""
         line, interval = self._learner, state["interval"]
         now = line.cut()
         self._began = now - state["wall_s"]
         line.seconds |= state["learner_s"]
         self._worker[:] = state["worker_ns"]
         self.done |= state["done"]
-        earlier = state.get("counted") or [(interval["began_s"], interval["done"])]  # as earlier versions have it
+        earlier = state.get("counted") or [(interval["began_s"], interval["done"])]  # the format of earlier versions
         self._counted = deque(((wall, counts) for wall, counts in earlier), MOST)
         self._played[:] = state["played"]
         self._returns.extend(map(float, state["returns"]))
@@ -360,7 +360,7 @@ class Meter:
             if name in self._measures:
                 self._measures[name].extend(map(float, window))
         self._lag_max, self._latest, self._eval = state["lag_max"], dict(state["latest"]), dict(state["eval"])
-        self._first_step = state.get("first_step_s", 0.0)  # runs of earlier versions have not noted it
+        self._first_step = state.get("first_step_s", 0.0)  # earlier versions did not save it
         self._logged, self._taken = dict(state["logged"]), set(state["taken"])
         self._interval = _Interval(
             began=self._began + interval["began_s"],
@@ -375,12 +375,12 @@ class Meter:
         )
 
     def _newest(self, window: deque[float]) -> list[float]:
-        """The part of a window that is shown; a measure that is NaN was not taken."""
+        """Return the part of a window that rows show. NaN marks an episode without the measure."""
         shown = min(WINDOW, max(LEAST, self.episodes // PART))
         return [value for value in list(window)[-shown:] if not math.isnan(value)]
 
     def _recent(self) -> dict[str, float | int | None]:
-        """Training episodes that ended of late, and how many these are."""
+        """Return the means over the latest training episodes, and the number of these."""
         returns, lengths = list(self._returns), self._newest(self._lengths)
         return {
             "return_mean": _mean(returns[-len(lengths) :]),
@@ -389,14 +389,14 @@ class Meter:
         }
 
     def shares(self) -> dict[str, dict[str, float]]:
-        """Where every second of the run went; workers and learner each add to 1."""
+        """Return the shares of time of the whole run. Those of workers and of the learner each add up to 1."""
         wall = self._learner.cut() - self._began
         worker = dict(zip(WORKER_TIME, ((self._worker + self._interval.worker) / 1e9).tolist(), strict=True))
         worker["other"] += max(self._workers * wall - sum(worker.values()), 0.0)
         return {"worker": _shares(worker), "learner": _shares(self._learner.seconds)}
 
     def totals(self) -> dict[str, Any]:
-        """The whole run in numbers, for summary.json."""
+        """Return the totals of the run for summary.json."""
         wall = self._learner.cut() - self._began
         length, seconds = (_ratio(total, self.episodes) for total in self._played.tolist())
         return {
@@ -423,7 +423,7 @@ def _times(party: str, spent: Mapping[str, float], whole: float) -> dict[str, fl
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN: what is not a number is null."""
+    """Return the value; None if it is not finite, because JSON has no NaN."""
     return float(value) if value is not None and math.isfinite(value) else None
 
 
@@ -432,7 +432,7 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def _number(value: SupportsFloat) -> float | str:
-    """For JSON, which has no name for what is not finite."""
+    """Return a number for JSON, as text if it is not finite."""
     number = float(value)
     return number if math.isfinite(number) else str(number)
 

@@ -1,8 +1,8 @@
-"""Targets of the key figures of a run: whether each is where it should be, and if it cannot be, why not.
+"""Targets of the key figures of a run: whether each figure meets its target, and if it does not, why.
 
-`judge` is the one place that decides it: the console, the terminal view and the live page show what it returns. It needs a row of
-metrics.jsonl and the set-up of the run, which is in the run directory as targets.json (`read`). Red is only what somebody should
-look at: workers that are down, or that wait while the learner waits too. What a healthy run misses by its set-up has a reason.
+Only `judge` decides this. The console, the terminal view and the live page show its result. Its input is a row of
+metrics.jsonl and the set-up of the run, which is in the run directory as targets.json (`read`). A figure is "bad" only
+if the user should act: workers are down, or wait while the learner waits too. Other missed targets are "unreachable".
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from freewheel.metrics.meter import MOST, PACE
 
 FILE = "targets.json"  # in a run directory
 
-QUEUE, BUFFER = (0.5, 0.8), (0.7, 0.9)  # shares between which they should be
-GPU, CPU = 0.9, 0.8  # shares that they should be above
-RATE = 0.9  # of what the rates would be if nobody waited
-WAITING = 0.1  # share of the time in which waiting is not worth a word
-STARTING = 10.0  # seconds of a run in which workers may be down because they start
+QUEUE, BUFFER = (0.5, 0.8), (0.7, 0.9)  # target range of each share
+GPU, CPU = 0.9, 0.8  # lower limit of each share
+RATE = 0.9  # share of the rates without waiting
+WAITING = 0.1  # share of the time up to which waiting is normal
+STARTING = 10.0  # seconds of a run in which workers may be down because they are starting
 
 State: TypeAlias = Literal["good", "bad", "unreachable", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What decides which targets a run can reach. Plain numbers, so that readers of a run directory have them too."""
+    """The facts that decide which targets a run can reach. Readers of a run directory can load it."""
 
     mode: str
     algo: str
     workers: int  # processes or threads that act
-    in_turn: bool  # environments are stepped in turn with the updates, and there is no queue
+    in_turn: bool  # environments and updates take turns, without a queue
     cores: int
     device: str  # of the learner
-    worker_cores: float | None = None  # that a worker keeps busy while it does not wait for the learner
+    worker_cores: float | None = None  # cores that a worker keeps busy while it does not wait for the learner
     rows_per_update: float | None = None  # None: it varies
     learning_starts: int = 0  # rows before the first update
     replay_rows: int | None = None  # capacity of the replay buffer; None: rows are used once
@@ -50,22 +50,22 @@ class Setup:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], where: str = FILE) -> Setup:
-        """FileError if it is something else; fields that are not known here are left out."""
+        """Parse JSON data. Unknown fields are ignored. FileError: the data is invalid."""
         known = {field.name for field in fields(cls)}
         return record(cls, {name: value for name, value in data.items() if name in known}, where)
 
 
 @dataclass(frozen=True)
 class Indicator:
-    """A key figure beside its target."""
+    """A key figure and its target."""
 
     name: str  # of the metric
     label: str  # for people
     value: float | None  # a share, 0 to 1, or a rate per second
-    low: float | None  # where it should be; None: no such limit
+    low: float | None  # limits of the target; None: no such limit
     high: float | None
     state: State
-    reason: str = ""  # in a sentence, unless it is good
+    reason: str = ""  # one sentence; empty if the state is good
 
     @property
     def is_share(self) -> bool:
@@ -73,7 +73,7 @@ class Indicator:
 
 
 def read(run: Path) -> Setup | None:
-    """The set-up of a run directory; None where it is not there or cannot be read."""
+    """Return the set-up of a run directory; None: it is missing or cannot be read."""
     try:
         return Setup.from_json(json_object(run / FILE), str(run / FILE))
     except FileError:
@@ -81,7 +81,7 @@ def read(run: Path) -> Setup | None:
 
 
 def judge(row: Mapping[str, Any], setup: Setup | None) -> tuple[Indicator, ...]:
-    """Every key figure of a row of metrics, beside its target. Without the set-up there are values only."""
+    """Compare every key figure of a row of metrics with its target. Without a set-up, return the values only."""
     if setup is None:
         return tuple(
             Indicator(name, label, row.get(name), None, None, "unknown", "the set-up of this run is not known")
@@ -109,7 +109,7 @@ LABELS = {
 
 
 class _WaitShares(NamedTuple):
-    """Who waits for whom, in shares of their time."""
+    """The times in which workers and learner wait, as shares."""
 
     workers_wait: float  # for the learner or for each other
     workers_down: float
@@ -120,7 +120,7 @@ class _WaitShares(NamedTuple):
 
     @classmethod
     def of(cls, row: Mapping[str, Any], workers: int) -> _WaitShares:
-        """Where only some workers act at a time, waiting for one's turn does not count."""
+        """Read the shares from a row. A worker that waits for its turn to act does not count as waiting."""
         waits = (row.get(f"time/worker_wait_{what}") or 0.0 for what in ("credit", "slot", "gate"))
         down, idle = (row.get(f"time/{name}") or 0.0 for name in ("worker_down", "learner_wait_data"))
         acting = min((row.get("workers/turns") or workers) / max(workers, 1), 1.0)
@@ -130,7 +130,7 @@ class _WaitShares(NamedTuple):
 
     @property
     def free(self) -> float:
-        """What the rates would be times if no worker waited."""
+        """Return the factor by which the rates would grow if no worker waited."""
         return 1.0 / max(1.0 - self.workers_wait - self.workers_down, 0.01)
 
     @property
@@ -155,7 +155,7 @@ GOOD: Said = ("good", "")
 def _indicator(
     row: Mapping[str, Any], name: str, low: float | None, high: float | None, otherwise: Said, unknown: str = ""
 ) -> Indicator:
-    """Good if the value is between its limits, otherwise what is given; a value that is missing is unknown."""
+    """Return "good" if the value is between its limits, else `otherwise`. A missing value is unknown."""
     value = row.get(name)
     if value is None:
         said: Said = ("unreachable", unknown) if unknown else ("unknown", "not measured yet")
@@ -165,7 +165,7 @@ def _indicator(
 
 
 def _collection(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator:
-    """Beside the free run: what the same workers would do if none of them waited."""
+    """Compare with a free run, in which none of the workers waits."""
     rate = row.get("steps_per_s")
     low = None if not rate else RATE * rate * seen.free
     return _indicator(row, "steps_per_s", low, None, _why_slow(setup, seen))
@@ -183,12 +183,12 @@ def _why_slow(setup: Setup, seen: _WaitShares) -> Said:
     if setup.mode == "batch":
         return "unreachable", f"batch waits for its slowest worker: {_percent(seen.workers_wait)} of the workers' time"
     waiting = f"workers wait {_percent(seen.workers_wait)} of the time"
-    both = f"{waiting}, and so does the learner: too few rows may be under way"
+    both = f"{waiting}, and so does the learner: the limit of rows under way is too low"
     return ("bad", both) if seen.both_wait else ("unreachable", waiting)
 
 
 def _updates(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator:
-    """As many as the rows of the free run call for; one may be missing in the seconds that rates are over."""
+    """Compare with the updates for the rows of a free run. One update may be missing in the averaging window."""
     rate = row.get("steps_per_s")
     if setup.rows_per_update is None:
         why = "no target: updates differ in their number of rows"
@@ -211,12 +211,12 @@ def _queue(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator
     if full and seen.both_wait and seen.learner_waits > 0.5:
         said: Said = ("bad", "rows wait in the queue while the learner waits for rows and workers wait for the learner")
     elif full:
-        said = "unreachable", f"{seen.learner_is_limit}; fewer workers would do"
+        said = "unreachable", f"{seen.learner_is_limit}; fewer workers would be enough"
     elif seen.learner_waits > WAITING:
         idle = f"it waits {_percent(seen.learner_waits)} of the time"
-        said = "unreachable", f"the learner takes fragments as they come: {idle}"
+        said = "unreachable", f"the learner takes each fragment when it arrives: {idle}"
     else:
-        said = "unreachable", "the learner keeps up: a shorter queue would do"
+        said = "unreachable", "the learner keeps up: a shorter queue would be enough"
     return _indicator(row, "queue_util", low, high, said, unknown=none)
 
 
@@ -237,7 +237,7 @@ def _buffer(row: Mapping[str, Any], setup: Setup) -> Indicator:
 
 def _gpu(row: Mapping[str, Any], setup: Setup, seen: _WaitShares) -> Indicator:
     none = "no GPU here: the learner computes on the CPU" if setup.device == "cpu" else ""
-    why = "the GPU is faster than what is asked of it: larger minibatches or networks would use it"
+    why = "the GPU is faster than this work needs: larger minibatches or networks would use it"
     if seen.learner_waits > WAITING:
         idle = _percent(seen.learner_waits)
         why = f"the environments are the limit: the learner waits for rows {idle} of the time"

@@ -1,10 +1,10 @@
-"""Adaptive control: how many workers act, how long fragments are and how many may wait, by what the rows of metrics say.
+"""Adaptive control: choose, from metrics rows, how many workers act, how long fragments are and how many may wait.
 
-`decide` is a pure function of its state and a row. It looks at the means of a window: several rows, and several updates, because
-rows come in lumps where an update takes longer than a row. A setting whose figure is outside its band is changed. The window
-after that is not looked at, and the next two tell what the change has brought: if fewer rows come in both, it is taken back and
-not tried again for a while. Bands for more and for less of a setting do not touch, so that on a steady load every setting goes
-one way and stays there.
+`decide` is a pure function of its state and a metrics row. It uses the means of a window of several rows and several
+updates, because env rows arrive in bursts if an update takes longer than a metrics row. If a mean is outside its band,
+a setting is changed. The next window is ignored, and the two after it judge the change: if fewer env rows arrive in
+both, it is undone and not tried again for a while. The bands for raising and for lowering a setting do not touch, so
+that under a steady load every setting moves one way and stays there.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 Name: TypeAlias = Literal["workers", "fragment", "slots", "burst"]
 
-QUEUE = 0.5, 0.8  # the band of its use
-GPU = 0.9  # share of its time that it should be busy
-CPU = 0.8  # share of the processor that is in use: with more, more workers only take it from each other
-IDLE, SMALL = 0.1, 0.02  # shares of time in which waiting is worth a change, and in which it is not worth a word
-SURPLUS = 0.3  # share of the time that workers wait for the learner where there are too many of them
-FRAGMENTS = 200.0  # a second: each costs the learner and a worker a wake-up, about 0.1 ms
-WORSE = 0.9  # of the rows a second before a change: less takes it back
-BAN = 10  # windows in which a change that was taken back is not tried again; each time twice as many
-UPDATES = 4  # of a window, at least ...
-LONGEST = 8  # ... unless it has this many times the rows
-GOAL = 0.65  # the use of the queue that a shorter one is cut for
+QUEUE = 0.5, 0.8  # band of its fill level
+GPU = 0.9  # share of time that the GPU should be busy
+CPU = 0.8  # share of the processor in use above which more workers would only compete for it
+IDLE, SMALL = 0.1, 0.02  # shares of time spent waiting: above IDLE a change pays; below SMALL they are negligible
+SURPLUS = 0.3  # share of time that workers wait for the learner above which there are too many workers
+FRAGMENTS = 200.0  # most per second: each costs the learner and a worker a wake-up, about 0.1 ms
+WORSE = 0.9  # a change is undone if the rows per second fall below this share of the rate before it
+BAN = 10  # windows in which a change that was undone is not tried again; doubled each time
+UPDATES = 4  # in a window, at least ...
+LONGEST = 8  # ... unless the window has this many times the required rows
+GOAL = 0.65  # fill level to aim at when the queue is made shorter
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be changed while a run goes on."""
+    """The settings that can change during a run."""
 
     workers: int  # that act at a time
     fragment: int  # steps, at most
     slots: int  # fragments of a worker that may wait for the learner
-    burst: int = 0  # updates before the learner looks for new rows; 0: it has no such choice
+    burst: int = 0  # updates before the learner looks for new rows; 0: not adjustable
 
 
 @dataclass(frozen=True)
 class Plant:
-    """What is controlled."""
+    """The limits of the settings and the sizes of the run."""
 
     least: Settings
     most: Settings
@@ -50,7 +50,7 @@ class Plant:
 
 
 class Change(NamedTuple):
-    """One setting, changed."""
+    """A change of one setting."""
 
     setting: Name
     before: int
@@ -71,17 +71,17 @@ TITLES: Mapping[Name, str] = {
 
 @dataclass(frozen=True)
 class Trial:
-    """A change whose effect is being looked at."""
+    """A change whose effect is being measured."""
 
     setting: Name
     before: int
-    rate: float  # rows a second before it
-    poor: bool = False  # fewer came in the first window that was looked at
+    rate: float  # rows per second before the change
+    poor: bool = False  # fewer came in the first measured window
 
 
 @dataclass(frozen=True)
 class Window:
-    """Rows of metrics that are looked at together."""
+    """Metrics rows that are judged together."""
 
     began: tuple[float, int, int]  # wall time, env steps and updates before its first row
     last: tuple[float, int, int]  # after its last row
@@ -89,7 +89,7 @@ class Window:
     sums: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # by metric: weighted sum, weight
 
     def with_row(self, row: Mapping[str, Any]) -> Window:
-        """Shares of workers are weighed by the rows that came with them, all others by time."""
+        """Add a metrics row. The workers' time shares are weighted by env steps, all other metrics by time."""
         now, sums = position(row), dict(self.sums)
         for name in WATCHED:
             weight = now[1] - self.last[1] if name.startswith("time/worker") else now[0] - self.last[0]
@@ -104,7 +104,7 @@ class Window:
 
     @property
     def rate(self) -> float:
-        """Rows a second."""
+        """Env rows per second."""
         return (self.last[1] - self.began[1]) / max(self.last[0] - self.began[0], 1e-9)
 
     def mean(self, name: str) -> float | None:
@@ -122,31 +122,31 @@ def position(row: Mapping[str, Any]) -> tuple[float, int, int]:
 
 @dataclass(frozen=True)
 class ControlState:
-    """All that a decision depends on beside the row."""
+    """Everything that a decision depends on, except the row."""
 
     settings: Settings
-    window: Window | None = None  # None: the next row begins one
+    window: Window | None = None  # None: the next row begins a window
     settling: bool = True  # this window comes right after a change, or after the start
     trial: Trial | None = None
-    ways: Mapping[str, int] = field(default_factory=dict)  # by setting: where it went last, 1 or -1
+    ways: Mapping[str, int] = field(default_factory=dict)  # by setting: the direction of its last change, 1 or -1
     banned: Mapping[str, tuple[int, int]] = field(
         default_factory=dict
     )  # by change: windows left, windows of the next ban
 
     def to_json(self) -> dict[str, Any]:
-        """What a later session goes on from."""
+        """Return what a later session continues from."""
         return asdict(self.settings)
 
 
 def within(settings: Settings, least: Settings, most: Settings) -> Settings:
-    """The nearest settings that are possible."""
+    """Return the nearest possible settings."""
     names: tuple[Name, ...] = ("workers", "fragment", "slots", "burst")
     possible = {name: max(getattr(least, name), min(getattr(settings, name), getattr(most, name))) for name in names}
     return Settings(**possible)
 
 
 def decide(state: ControlState, row: Mapping[str, Any], plant: Plant) -> tuple[ControlState, Change | None]:
-    """The state after this row, and what to change now."""
+    """Return the state after this row, and the change to make now, if any."""
     if state.window is None:
         return replace(state, window=Window(position(row), position(row))), None
     window = state.window.with_row(row)
@@ -170,7 +170,7 @@ def decide(state: ControlState, row: Mapping[str, Any], plant: Plant) -> tuple[C
 
 
 def _changed(state: ControlState, change: Change, trial: Trial | None) -> ControlState:
-    """A setting that goes back does not go the former way again for a while, each time for twice as long."""
+    """Apply a change. If a setting reverses, its former direction is banned for a while, twice as long each time."""
     settings, way, banned = (
         replace(state.settings, **{change.setting: change.after}),
         _direction(change),
@@ -186,13 +186,13 @@ def _changed(state: ControlState, change: Change, trial: Trial | None) -> Contro
 
 
 def _judged(state: ControlState, trial: Trial, window: Window) -> tuple[ControlState, Change | None]:
-    """A change after which fewer rows come is taken back."""
+    """Undo a change after which fewer rows come in two windows."""
     state, now = replace(state, trial=None), getattr(state.settings, trial.setting)
     if window.rate >= WORSE * trial.rate:
         return state, None
     if not trial.poor:
         return replace(state, trial=replace(trial, poor=True)), None
-    why = f"{window.rate:,.0f} rows/s came instead of {trial.rate:,.0f}, taken back"
+    why = f"{window.rate:,.0f} rows/s came instead of {trial.rate:,.0f}, undone"
     back = Change(trial.setting, now, trial.before, why)
     return _changed(state, back, None), back
 
@@ -211,7 +211,7 @@ def _sign(number: int) -> str:
 
 
 def _wishes(settings: Settings, window: Window, plant: Plant) -> Iterator[Change]:
-    """What this window asks for, the most useful first; always within the limits."""
+    """Yield the changes that this window calls for, the most useful first and all within the limits."""
 
     def change(setting: Name, value: int, reason: str) -> Change:
         after = max(getattr(plant.least, setting), min(value, getattr(plant.most, setting)))
@@ -240,7 +240,7 @@ def _wishes(settings: Settings, window: Window, plant: Plant) -> Iterator[Change
 
 
 def _why_more(window: Window, seen: _TimeShares) -> str:
-    """The figures that are below their targets because too few workers act."""
+    """Return the reason for more workers, with the metrics that are below their targets."""
     below = [
         f"{name} {100 * value:.0f} %"
         for name, key, least in (("GPU", "gpu_util", GPU), ("CPU", "cpu_util", CPU))
@@ -252,16 +252,16 @@ def _why_more(window: Window, seen: _TimeShares) -> str:
 
 
 class _TimeShares(NamedTuple):
-    """Shares of time and of room."""
+    """Shares of time, and the fill level of the queue."""
 
-    workers_wait: float  # of the time of those that may act, for the learner
+    workers_wait: float  # for the learner, as a share of the time of workers that may act
     wait_slot: float
     learner_waits: float
     queue: float | None
 
     @classmethod
     def of(cls, window: Window, workers: int) -> _TimeShares:
-        """Waiting for one's turn is no waiting for the learner."""
+        """Compute the shares; waiting for a turn does not count as waiting for the learner."""
         credit, slot, gate = (window.mean(name) or 0.0 for name in WAITS)
         acting = min((window.mean("workers/turns") or workers) / max(workers, 1), 1.0)
         waits = max(0.0, 1.0 - (1.0 - min(credit + slot + gate, 1.0)) / acting)

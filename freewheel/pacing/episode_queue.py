@@ -1,9 +1,9 @@
-"""Episode collection: which worker plays which episode. Each is played to its end, once, under one version, by a free worker.
+"""Episode collection: which worker plays which episode. A free worker plays an episode to its end under one version.
 
-Episode e is number e div lanes of lane e mod lanes, so it is the same in every worker. A worker with B envs plays B episodes
-side by side, which begin and end together: ticket t is episodes t × B .. t × B + B - 1. A worker may begin a ticket while less
-is under way than the limit allows. The limit counts episodes, or rows; a ticket that has not ended counts as the mean of those
-that have.
+Every episode is played once. Episode e is number e div lanes of lane e mod lanes, so it is the same in every worker. A
+worker with B envs plays B episodes side by side, which begin and end together: ticket t is episodes t × B .. t × B +
+B - 1. A worker may begin a ticket while less is under way than the limit allows. The limit counts episodes or rows; in
+rows, an unfinished ticket counts as the mean of the finished ones.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from freewheel.pacing.pacing import (
 from freewheel.seeding import training_episodes
 
 DEATHS = 2  # workers that may die during one episode before it is given up
-AHEAD = 1  # batches of finished episodes that may wait for the learner, where the lag is not bounded
-RECENT = 16  # tickets of a worker that its fragments name: more than one that resets until it is given up can take
+AHEAD = 1  # batches of finished episodes that may wait for the learner, if the lag is not bounded
+RECENT = 16  # latest tickets named in a fragment: more than an env can take in resets before it is given up
 NO_END = 2**62
 
 
 @dataclass(frozen=True)
 class EpisodeOrder:
-    """Which lane and number an episode has."""
+    """Maps the index of an episode to its lane and number."""
 
     seed: int
     lanes: int
-    first_lane: int = 0  # of the whole run, where several learners share its lanes
+    first_lane: int = 0  # number of lane 0 in the whole run, if several learners share its lanes
 
     def episode(self, index: int) -> tuple[int, int]:
-        """(lane, number)."""
+        """Return (lane, number)."""
         return index % self.lanes, index // self.lanes
 
     def episode_seed(self, index: int) -> int:
@@ -61,18 +61,18 @@ class EpisodeQueue(CreditPacing):
     side_by_side: int = 1  # B: envs of a worker, and episodes of a ticket
     batch_episodes: int | None = None  # an update learns from this many episodes instead of S rows
     wave: int = 0  # begin this many tickets together, and the next ones when all have ended; 0: no waves
-    finished: int = 0  # tickets that ended, ...
-    finished_rows: int = 0  # ... their rows, ...
-    cut: int = 0  # ... and tickets that were dropped
+    finished: int = 0  # tickets that ended
+    finished_rows: int = 0  # rows of the tickets that ended
+    cut: int = 0  # tickets that were dropped
     before: int = 0  # tickets that ended in the run that this one continues
 
     own_episodes: ClassVar[bool] = False
 
     @property
     def layout(self) -> dict[str, int]:
-        """expected: the count of a ticket that has not ended; issued: tickets 0 .. issued - 1; released: tickets below it may
-        be played; again: tickets to issue once more, plus one; ticket: what a worker plays now or next; base: rows it had
-        produced when it began that ticket; deaths: workers that died during it."""
+        """expected: the count of a ticket that has not ended; issued: number of tickets issued; released: tickets below
+        this may be played; again: tickets to issue once more, plus one; ticket: each worker's current or next ticket;
+        base: rows that the worker had produced when it began the ticket; deaths: workers that died playing it."""
         each = dict.fromkeys(("again", "ticket", "base", "deaths"), self.workers)
         return {**super().layout, "expected": 1, "issued": 1, "released": 1, **each}
 
@@ -110,8 +110,8 @@ class EpisodeQueue(CreditPacing):
         return max(1, self.finished_rows // self.finished)
 
     def _limit(self, done: int) -> int:
-        """One batch in training and `ahead` more. Without a bound on the lag, episodes under way are added, so that workers wait
-        only if the learner is slower than they are."""
+        """Allow one batch in training and `ahead` more. Without a bound on the lag, add the episodes under way, so that
+        workers wait only if the learner is slower than they are."""
         unbounded = self.workers * self._expected() if self.max_lag is None else 0
         ahead = AHEAD if self.max_lag is None else self.max_lag
         if self.batch_episodes:
@@ -127,17 +127,17 @@ class EpisodeQueue(CreditPacing):
         return super()._ready(worker) and self.cells["ticket"][worker] < self.cells["released"][0]
 
     def wave_is_over(self) -> bool:
-        """Every ticket that was released has been played."""
+        """Return whether every released ticket has been played."""
         released, tickets = self.cells["released"][0], self.cells["ticket"]
         return self.cells["issued"][0] >= released and not any(NO_TICKET < ticket < released for ticket in tickets)
 
     def release(self) -> Woken:
-        """The next wave may begin."""
+        """Let the next wave begin."""
         self.cells["released"][0] += self.wave
         return self.call()
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
-        """The replacement plays the ticket again, unless it was played to its end or too many workers died during it."""
+        """Let the replacement play the ticket again, unless the ticket has ended or too many workers died during it."""
         cells = self.cells
         begun = cells["announced"][worker] != NO_VERSION
         cells["deaths"][worker] += 1
@@ -237,7 +237,7 @@ class Tickets:
 
     @property
     def history(self) -> list[int]:
-        """How many tickets the worker's process has had, and the last RECENT of them."""
+        """The number of tickets that the worker's process has had, and the last RECENT of them."""
         return [self._count, *self._recent]
 
 

@@ -2,10 +2,10 @@
 
     free = limit - reserved,    limit = (ahead + 1) × S + rows trained + rows dropped
 
-A worker reserves rows and announces its version in one operation. The learner posts a version and reads the announcements
-under the same lock, so it cannot miss a worker that is about to act on an old version. Credits alone do not bound the age of a
-row, because a slow worker may keep an old version forever. Therefore batches take the oldest version first, a fragment closes
-when newer weights are posted, and update v begins only when nothing of version v - max_lag or older is under way (`blocks`).
+A worker reserves rows and announces its version in one operation. The learner posts a version and reads announcements
+under the same lock, so it cannot miss a worker that is about to act on an old version. Credits alone do not bound the
+age of a row: a slow worker may keep an old version forever. So batches take the oldest version first, a fragment closes
+if newer weights are posted, and update v begins only if nothing of version v - max_lag or older is under way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from freewheel.pacing.pacing import NO_VERSION, WAITS, CreditPacing, Grant, Tally, Woken
 
-LAST = 4  # fragments of each worker in the last batch of a run, at least
+LAST = 4  # least number of fragments per worker in the last batch of a run
 
 
 @dataclass(kw_only=True)
@@ -22,14 +22,14 @@ class LagBound(CreditPacing):
     """A written row stays reserved forever; training or dropping it raises the limit instead."""
 
     lanes: int  # of each worker: rows of one step
-    ahead: int  # batches of rows that may be under way beside the one in training
+    ahead: int  # batches of rows that may be under way besides the one in training
     close_on_new: bool = True  # a fragment closes as soon as newer weights are posted
     whole_fragments: bool = False  # grants are no shorter than a fragment; the last may overdraw by more than a step
 
     @property
     def layout(self) -> dict[str, int]:
-        """late: rows that were dropped before their worker, whose grant was revoked, has counted them; last: what is acted now
-        is the last batch, and nobody is to be waited for long."""
+        """late: rows of each worker with a revoked grant that were dropped before the worker has counted them; last: 1
+        if workers act for the last batch, in which nobody may delay the learner for long."""
         return {**super().layout, "late": self.workers, "last": 1}
 
     def _limit(self, done: int) -> int:
@@ -45,24 +45,24 @@ class LagBound(CreditPacing):
         return self.cells["steps"][0] * self.lanes
 
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
-        """Others may write the rest of its reservation."""
+        """Also let others write the rest of the worker's reservation."""
         if self.cells["announced"][worker] == version != NO_VERSION:
             self.cells["reserved"][worker] = produced
         return super().revoke(worker, version, produced)
 
     def drop_late(self, worker: int, rows: int) -> None:
-        """They are not reserved until the worker gives back: others would write in their place, and of an older version."""
+        """Withhold the credit of these rows until the worker gives back its grant: they are not reserved until then."""
         if self.cells["revoked"][worker]:
             self.cells["late"][worker] += rows
 
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken:
-        """Free the rows that it had reserved and not produced."""
+        """Free the rows that the worker reserved but did not produce."""
         self._release(worker, tally)
         self.cells["waiting"][worker] = 0
         return self.call()
 
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]:
-        """Grants are whole steps of all lanes; the last grant may exceed the limit, or a remainder would block all workers."""
+        """Grant whole steps of all lanes. The last grant may exceed the limit, or a remainder would block everyone."""
         cells, lanes, most = self.cells, self.lanes, self.cells["steps"][0]
         if cells["last"][0]:
             most = max(1, min(most, self.batch_rows // (LAST * lanes * self.workers)))

@@ -1,6 +1,6 @@
 """Batch collection: batch k + 1 is collected while batch k is learned from; batch k uses exactly version k - 1.
 
-A worker that has finished its share of batch k - 1 continues as soon as version k - 1 is published, independent of the others.
+A worker that has finished its share of batch k - 1 continues when version k - 1 is published, independently of others.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class OneAhead(Pacing):
     lanes: int  # of each worker
     batch_steps: int  # of each lane
     last: int | None = None  # batches of the run; None: not known
-    delivered: int = 0  # batches that the learner has got, with those of the run that this one continues
+    delivered: int = 0  # batches delivered to the learner, including those of the run that this one continues
 
     @property
     def quota(self) -> int:
@@ -27,12 +27,12 @@ class OneAhead(Pacing):
 
     @property
     def layout(self) -> dict[str, int]:
-        """target: rows that a worker may write in total; gone: it is not replaced; before: batches of the run that this one
-        continues."""
+        """target: rows that each worker may write in total; gone: 1 for a worker that is not replaced; before: batches
+        of the run that this one continues."""
         return {"posted": 1, "before": 1, "target": self.workers, "waiting": self.workers, "gone": self.workers}
 
     def state(self) -> dict[str, list[int]]:
-        """The next batch is the one after those delivered; where versions are not exact, the newest version counts them."""
+        """Return the number of delivered batches; if versions are no longer exact, the newest version stands for it."""
         return {"batches": [max(0, self.cells["posted"][0]) if self.broken else self.delivered]}
 
     def restore(self, state: Mapping[str, Sequence[int]]) -> None:
@@ -40,7 +40,7 @@ class OneAhead(Pacing):
 
     @property
     def broken(self) -> bool:
-        """A worker was not replaced: the others produce its rows, and versions are no longer exact."""
+        """Return whether a worker was not replaced: then others produce its rows, and versions are no longer exact."""
         return any(self.cells["gone"])
 
     def publish(self, version: int, done: int) -> Woken:
@@ -56,7 +56,7 @@ class OneAhead(Pacing):
         return self._share_out()
 
     def _share_out(self) -> Woken:
-        """Distribute all batches up to one after the newest version over the workers that are left."""
+        """Distribute all batches up to one after the newest version over the remaining workers."""
         target = self.cells["target"]
         here = [worker for worker, gone in enumerate(self.cells["gone"]) if not gone]
         needed = self.cells["posted"][0] + 1

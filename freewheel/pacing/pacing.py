@@ -1,8 +1,8 @@
-"""What every pacing has: decisions over a few named integers, which a wire stores where all its participants can reach them.
+"""The base of all pacings: decisions on a few named integers, stored by a wire where all its participants reach them.
 
-A pacing decides, a wire carries out. The integers (`cells`) are lists here and shared memory between processes; the code that
-reads and writes them is the same. A wire calls one method at a time, under its lock, and then wakes the workers that the method
-returns. Methods marked as hints may be called without the lock.
+A pacing makes decisions, and a wire carries them out. The integers (`cells`) are lists here and shared memory between
+processes; the same code reads and writes both. A wire calls one method at a time, under its lock, and then wakes the
+workers that the method returns. Methods marked as hints may be called without the lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from freewheel.core import SeedStream
 
 NO_VERSION = NO_TICKET = -1
 KEEP = -2  # as the version of a grant: keep the weights already loaded
-WAITS, CALLED = 1, 2  # of the cell `waiting`; called: it has been woken and has the next turn
+WAITS, CALLED = 1, 2  # values of the cell `waiting`; CALLED: the worker has been woken and has the next turn
 
 Woken = list[int]  # workers that waited and should try again
 
@@ -31,15 +31,15 @@ class Cell(Protocol):
 
 
 Cells = Mapping[str, Cell]
-Locked = Callable[..., Any]  # (decide, *arguments): calls it under the lock
+Locked = Callable[..., Any]  # (decide, *arguments): calls `decide` under the lock
 
 
 class Grant(NamedTuple):
     """Permission to act."""
 
     steps: int
-    version: int  # at least; or KEEP
-    exact: bool = False  # this version and no newer
+    version: int  # this one or a newer one; or KEEP
+    exact: bool = False  # this version and no newer one
 
 
 class Tally(NamedTuple):
@@ -47,7 +47,7 @@ class Tally(NamedTuple):
 
     produced: int  # rows
     failed: int  # of these, lost to environment failures
-    ended: bool  # the last row ended an episode, or cut it short; False where a fragment was begun and is still empty
+    ended: bool  # the last row ended an episode or cut it short; False while a new fragment is still empty
 
 
 @dataclass(kw_only=True)
@@ -55,10 +55,10 @@ class Pacing(ABC):
     """The decisions of one mode."""
 
     workers: int
-    steps: int  # of a fragment at most
-    ticket_columns: ClassVar[int] = 0  # numbers that tell which episodes were issued to a worker, where they are
-    max_lag: int | None = None  # the bound on the lag that is kept by waiting; None: no bound
-    own_episodes: ClassVar[bool] = True  # each lane plays its own, which a later run can bring back to where they were
+    steps: int  # the most that a fragment can have
+    ticket_columns: ClassVar[int] = 0  # numbers that name the episodes issued to a worker; 0: none are issued
+    max_lag: int | None = None  # bound on the lag, kept by waiting; None: no bound
+    own_episodes: ClassVar[bool] = True  # each lane plays its own episodes, and a resumed run can restore them
     cells: Cells = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Pacing(ABC):
     def layout(self) -> dict[str, int]: ...  # number of integers of each cell; `posted` and `waiting` are always there
 
     def attach(self, cells: Cells) -> None:
-        """Use these cells, which are zero, and set their first values."""
+        """Use these cells, which are zero, and set their initial values."""
         self.cells = cells
         fill(cells, NO_VERSION, "posted")
 
@@ -77,7 +77,7 @@ class Pacing(ABC):
         return {}
 
     def restore(self, state: Mapping[str, Sequence[int]]) -> None:
-        """After `attach`, before any worker acts."""
+        """Restore a saved state. Call it after `attach` and before any worker acts."""
 
     # The learner's side. `done`: rows trained or dropped, of all that were produced.
 
@@ -91,14 +91,14 @@ class Pacing(ABC):
         return False
 
     def announced(self) -> list[int]:
-        """A hint: the version each worker acts on; NO_VERSION: none, or the learner does not wait for it."""
+        """A hint: the version each worker acts on; NO_VERSION: none, or the learner does not wait for the worker."""
         return []
 
     def blocks(self, version: int | None) -> bool:  # whether a row of this version delays the next batch
         return False
 
     def in_turn(self) -> list[int]:
-        """A hint: workers that have a turn, where only some act at a time."""
+        """A hint: the workers that have a turn, if only some may act at a time."""
         return []
 
     @property
@@ -106,11 +106,11 @@ class Pacing(ABC):
         return 0
 
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
-        """Stop waiting for a worker; True if it still acted on this version."""
+        """Stop waiting for a worker; returns True if the worker still acted on this version."""
         return False, []
 
     def drop_late(self, worker: int, rows: int) -> None:
-        """Rows of a worker that the learner had stopped waiting for are dropped, and will be in `done`."""
+        """Note dropped rows, which will count in `done`, of a worker that the learner had stopped waiting for."""
 
     @abstractmethod
     def settle(self, worker: int, tally: Tally, *, for_good: bool) -> Woken: ...
@@ -120,7 +120,7 @@ class Pacing(ABC):
     @abstractmethod
     def take(self, worker: int, tally: Tally) -> tuple[Grant | None, Woken]: ...  # gives back the last grant
 
-    def give_back(self, worker: int, tally: Tally) -> Woken:  # the fragment is queued, the next `take` may be late
+    def give_back(self, worker: int, tally: Tally) -> Woken:  # the fragment is queued; the next `take` may come late
         return []
 
     def streams(self, worker: int, locked: Locked) -> Sequence[SeedStream]:
@@ -128,12 +128,12 @@ class Pacing(ABC):
         return ()
 
     def closes(self, worker: int, version: int, *, ended: bool) -> bool:
-        """A hint: after a step, close the fragment?"""
+        """A hint: whether to close the fragment after a step."""
         return False
 
     @property
     def gated(self) -> bool:
-        """A hint: those that wait do so for other workers. The learner waits for the rows of these, or they act."""
+        """A hint: waiting workers wait for other workers, which act or whose rows the learner waits for."""
         return False
 
 
@@ -141,19 +141,19 @@ class Pacing(ABC):
 class CreditPacing(Pacing):
     """Workers reserve what they write and announce the version they act on; the sum of reservations has a limit.
 
-    Where workers would only take the processor from each other, a few of them act at a time, in turn: a turn is a grant. One
-    whose worker is late is lent to another (`lend`).
+    If workers would only compete for the processor, a few of them act at a time, in turn. A turn lasts for one grant.
+    The turn of a late worker is lent to another one (`lend`).
     """
 
     batch_rows: int  # S
     whole: int | None = None  # rows of all updates; None: not known
     version: int = NO_VERSION
-    turns: int = 0  # workers that may act at a time, at first; 0: all of them
-    first_steps: int = 0  # of a fragment, at first; 0: `steps`
+    turns: int = 0  # initial number of workers that may act at a time; 0: all of them
+    first_steps: int = 0  # initial steps of a fragment; 0: `steps`
 
     @property
     def layout(self) -> dict[str, int]:
-        """turns, steps: as above, now; slots: fragments of a worker that may wait; next: the worker whose turn it is."""
+        """turns, steps: current values; slots: fragments of a worker that may wait; next: the worker to call next."""
         each = dict.fromkeys(("reserved", "announced", "revoked", "waiting", "lent"), self.workers)
         return {"limit": 1, "posted": 1, "gated": 1, "turns": 1, "steps": 1, "slots": 1, "next": 1, **each}
 
@@ -166,7 +166,7 @@ class CreditPacing(Pacing):
     def _limit(self, done: int) -> int: ...
 
     def _at_most(self, rows: int) -> int:
-        """This number of rows, or those that are left until the end of the run if these are fewer."""
+        """Return the smaller of `rows` and the rows left in the run, or `rows` if the run is past its planned end."""
         left = rows if self.whole is None else self.whole - max(self.version, 0) * self.batch_rows
         return rows if left < 0 else min(rows, left)
 
@@ -175,12 +175,12 @@ class CreditPacing(Pacing):
     def _share(self) -> int: ...  # what a grant reserves
 
     def _ready(self, worker: int) -> bool:
-        """Whether a worker that waits could act if there were credit."""
+        """Return whether a waiting worker could act if there were credit."""
         return self.cells["posted"][0] != NO_VERSION
 
     def go_on(self) -> None:
-        """No rows have come. If every worker waits for credit, the learner needs more rows than expected: lift the limit on the
-        whole run."""
+        """Handle a time without new rows. If every worker waits for credit, the learner needs more rows than expected:
+        lift the limit on the whole run."""
         if self.whole is not None and self.free <= 0 and set(self.announced()) == {NO_VERSION}:
             self.whole = None
 
@@ -190,7 +190,7 @@ class CreditPacing(Pacing):
 
     @property
     def free(self) -> int:
-        """What is not reserved."""
+        """The unreserved part of the limit."""
         return self.cells["limit"][0] - sum(self.cells["reserved"])
 
     def publish(self, version: int, done: int) -> Woken:
@@ -206,8 +206,8 @@ class CreditPacing(Pacing):
         return self.version != NO_VERSION and self._limit(done) > self.cells["limit"][0]
 
     def call(self) -> Woken:
-        """Wake workers that wait, one after the other, as many as may act and what is free is enough for: others would wake in
-        vain, and a hundred of them take the processor away from those that work."""
+        """Wake waiting workers in turn, but only as many as may act and have enough free credit: a hundred useless
+        wake-ups would take the processor from the working ones."""
         cells, waiting, woken = self.cells, self.cells["waiting"], list[int]()
         if WAITS not in list(waiting):
             return woken
@@ -236,7 +236,7 @@ class CreditPacing(Pacing):
         return [worker for worker in range(self.workers) if self._has_turn(worker)] if self.cells["turns"][0] else []
 
     def _must_wait(self, worker: int) -> tuple[bool, Woken]:
-        """Whether it is not this worker's turn: those that wait come first. Call it before credit is taken."""
+        """Return whether the worker must wait for a turn; waiting workers go first. Call it before taking credit."""
         cells = self.cells
         called, cells["waiting"][worker] = cells["waiting"][worker] == CALLED, 0
         if called or not cells["turns"][0]:
@@ -245,7 +245,7 @@ class CreditPacing(Pacing):
         return self._acting() >= cells["turns"][0], woken
 
     def lend(self, worker: int) -> Woken:
-        """This worker has had its turn for too long: another one may act beside it."""
+        """Let another worker act as well, because this worker has had its turn for too long."""
         cells = self.cells
         if cells["waiting"][worker] == CALLED:
             cells["waiting"][worker] = WAITS
@@ -254,7 +254,7 @@ class CreditPacing(Pacing):
         return self.call()
 
     def set_turns(self, turns: int) -> Woken:
-        """From now on so many workers act at a time; 0: all of them."""
+        """Set how many workers may act at a time; 0: all of them."""
         self.cells["turns"][0] = 0 if turns >= self.workers else turns
         return self.call()
 
@@ -263,7 +263,7 @@ class CreditPacing(Pacing):
         self.cells["revoked"][worker] = self.cells["lent"][worker] = 0
 
     def announced(self) -> list[int]:
-        """Read without the lock: announcements first, so that a revoked one cannot hide the next one."""
+        """Read without the lock: announcements first, so that an old revocation cannot hide a new announcement."""
         announced, revoked = list(self.cells["announced"]), self.cells["revoked"]
         return [NO_VERSION if gone else version for version, gone in zip(announced, revoked, strict=True)]
 
@@ -271,7 +271,7 @@ class CreditPacing(Pacing):
         return version is not None and self.max_lag is not None and version <= self.version - self.max_lag
 
     def revoke(self, worker: int, version: int, produced: int) -> tuple[bool, Woken]:
-        """Its turn, too, is for others."""
+        """Also pass the worker's turn to others."""
         if version == NO_VERSION or self.cells["announced"][worker] != version:
             return False, []
         self.cells["revoked"][worker] = 1
@@ -289,7 +289,7 @@ def fill(cells: Cells, value: int, *names: str) -> None:
 
 
 def wake_all(cells: Cells) -> Woken:
-    """All waiting workers; marks them as not waiting."""
+    """Return all waiting workers, and mark them as not waiting."""
     waiting = cells["waiting"]
     woken = [worker for worker, waits in enumerate(waiting) if waits]
     for worker in woken:

@@ -1,4 +1,4 @@
-"""The weights that were posted last: a run that goes on acts with these, although its learner may have moved on since."""
+"""The latest posted weights: a resumed run acts with these, although its learner may already have newer ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from freewheel.core import Array, Snapshot
 
 PREFIX = "posted."
-KEPT = 2  # versions: batch k is acted with version k - 1
+KEPT = 2  # versions: batch k is collected with version k - 1
 
 
 class Posted:
@@ -20,8 +20,8 @@ class Posted:
         self._restored: list[Snapshot] = []
 
     def post(self, snapshot: Snapshot) -> list[Snapshot]:
-        """What to post: this snapshot. Where a run goes on, the first is of a version that was posted before; then the
-        snapshots of that time, oldest first, the last of them in its place."""
+        """Return the snapshots to post, oldest first. That is this snapshot, except for the first of a resumed run: if
+        its version was the last one posted before, the restored snapshots take its place."""
         before, self._restored = self._restored, []
         if before and before[-1].version == snapshot.version:
             self._known = before
@@ -30,7 +30,7 @@ class Posted:
         return [snapshot]
 
     def state(self) -> dict[str, Array]:
-        """Copies. Nothing for a simulator on a device: it does not go on where it was."""
+        """Return copies. Weights of a simulator on a device are left out: a resumed run starts the simulator afresh."""
         state: dict[str, Array] = {}
         for snapshot in self._known or self._restored:
             if all(isinstance(value, np.ndarray) for value in snapshot.params.values()):

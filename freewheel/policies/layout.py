@@ -1,5 +1,6 @@
-"""An env's spaces as plain data: how raw observations become flat columns, and how actions become the env's. Kept as JSON beside
-the weights, so that a policy can be used without its environment. envs/spaces.py makes it from Gymnasium's spaces."""
+"""An env's spaces as plain data: how raw observations become flat columns, and policy actions become env actions. They
+are stored as JSON with the weights, so that a policy works without its environment. envs/spaces.py reads Gymnasium's
+spaces."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ class SpaceLeaf:
 
     path: tuple[Key, ...]
     kind: Literal["copy", "one-hot", "mask"]
-    space: str  # its text, for error messages
+    space: str  # text of the space, for error messages
     shape: tuple[int, ...]  # of one lane's value, before it is flattened
     start: int
     stop: int
-    dtype: str = "float32"  # that the space declares
+    dtype: str = "float32"  # declared by the space
     sizes: tuple[int, ...] = ()  # one-hot: the number of labels of every component of the value ...
     first: tuple[int, ...] = ()  # ... and its first label
 
@@ -50,7 +51,7 @@ class SpaceLeaf:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """What decides how a value becomes columns."""
+        """The fields that decide how a value becomes columns."""
         return self.kind, self.shape, self.sizes, self.first
 
     def leaf(self, observation: Any) -> Any:
@@ -148,7 +149,7 @@ def short(value: object) -> str:
         return "None"
     try:
         text = " ".join(repr(value).split()).encode(errors="backslashreplace").decode()
-    except Exception:  # noqa: BLE001 - an object of the user's
+    except Exception:  # noqa: BLE001 - a user's object
         text = "(its text cannot be had)"
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
@@ -209,7 +210,7 @@ class Layout:
 
     observation: Observations
     action: Actions
-    #: EnvSpec.bounds; not kept beside the weights
+    #: EnvSpec.bounds; not stored with the weights
     bounds: NDArray | None = field(default=None, compare=False, repr=False)
 
     def spec(self, name: str, lanes: int, measures: tuple[str, ...]) -> EnvSpec:
@@ -249,7 +250,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, data: object, where: str = "layout") -> Layout:
-        """What `to_json` returned, also after a walk through a file (`where`); FileError about what cannot be."""
+        """Rebuild a layout from `to_json` data, also read from a file (`where`); raises FileError if it is invalid."""
         kept = record(_LayoutData, data, where)
         columns, action = kept.observation, kept.action
         _check_columns(columns, where)
@@ -263,12 +264,12 @@ class Layout:
         )
         if action.size < 1 or (len(low), len(high), len(inside)) != bounds or not fits or not _is_numeric(action.dtype):
             raise FileError(
-                f"action of {where} is no space: {show(data['action'] if isinstance(data, Mapping) else data)}"
+                f"action of {where} is not a space: {show(data['action'] if isinstance(data, Mapping) else data)}"
             )
         return cls(columns, Actions(spec, action.shape, action.dtype, low, high))
 
     def misfit(self, env: Layout) -> str:
-        """The first thing in which an environment differs from what the policy was trained on; empty: it fits."""
+        """Describe the first difference of an environment from the one the policy was trained on; empty: it fits."""
         ours, theirs = ({part.name: part for part in own.observation.parts} for own in (self, env))
         for name in ours | theirs:
             mine, other = ours.get(name), theirs.get(name)
@@ -298,7 +299,7 @@ def _finite(bounds: Iterable[float]) -> list[float | None]:
 
 @dataclass(frozen=True)
 class _ActionData:
-    """Actions as they are written."""
+    """Actions as stored in a file."""
 
     kind: Literal["discrete", "box"]
     size: int
@@ -311,14 +312,14 @@ class _ActionData:
 
 @dataclass(frozen=True)
 class _LayoutData:
-    """A layout as it is written."""
+    """A layout as stored in a file."""
 
     observation: Observations
     action: _ActionData
 
 
 def _check_columns(columns: Observations, where: str) -> None:
-    """FileError unless the parts fill their columns, one after the other."""
+    """Raise FileError unless the parts fill their columns, one after the other."""
     end = 0
     for part in (*columns.parts, *([columns.mask] if columns.mask else [])):
         ahead = min(part.shape, default=1) >= 0 and part.start == end and _is_numeric(part.dtype)
@@ -326,12 +327,12 @@ def _check_columns(columns: Observations, where: str) -> None:
         labels = len(part.sizes) == len(part.first) == math.prod(part.shape) and min(part.sizes, default=1) > 0
         width = sum(part.sizes) if one_hot else math.prod(part.shape)
         if not ahead or (one_hot and not labels) or part.stop - part.start != width:
-            raise FileError(f"observation of {where} is no space: its part {show(part.name)} does not fill its columns")
+            raise FileError(f"observation of {where} is not a space: part {show(part.name)} does not fill its columns")
         end = part.stop
 
 
 def _is_numeric(dtype: str) -> bool:
-    """Whether a word of a file names a type of numbers."""
+    """Return whether a text from a file names a numeric type."""
     try:
         return np.dtype(dtype).kind in "biuf"
     except TypeError:

@@ -38,14 +38,14 @@ from freewheel.registry import own_object
 
 ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
-    "relu": torch.relu_,  # in place: what it is given is always a layer's fresh output
+    "relu": torch.relu_,  # in place: its input is always a layer's fresh output
     "elu": functional.elu,
     "silu": functional.silu,
 }
 
 
 class NetworkOutput(NamedTuple):
-    """What a network computes from N observations."""
+    """The outputs of a network for N observations."""
 
     head: Tensor  # [N, K] outputs of the actor
     value: Tensor  # [N]
@@ -120,7 +120,7 @@ class PolicyNet:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Of the module, then of the head."""
+        """The parameters of the module, then of the head."""
         return [*self.module.parameters(), *self._head_parameters.values()]
 
     @property
@@ -129,14 +129,14 @@ class PolicyNet:
         return {name: view.shape for name, view in self.params.views.items() if not name.startswith("norm.")}
 
     def begin(self, params: Mapping[str, Array]) -> None:
-        """Replace the first weights with these; SetupError if they belong to another network."""
+        """Replace the initial weights with these; raises SetupError if they belong to another network."""
         known = self.params.views
         here, there = ({name: tuple(value.shape) for name, value in some.items()} for some in (known, params))
         for name in (*here, *there):
             ours, theirs = here.get(name, "missing"), there.get(name, "missing")
             if ours != theirs:
                 what = f"{name} is {theirs} there and {ours} here"
-                raise SetupError(f"the weights to begin with are another network's: {what}; choose the same policy")
+                raise SetupError(f"the initial weights belong to another network: {what}; choose the same policy")
         self.params.load(params)
         self.vector.copy_(torch.from_numpy(self.array))
 
@@ -148,15 +148,15 @@ class PolicyNet:
         return NetworkOutput(*self.module(inputs))
 
     def outputs(self, inputs: Tensor) -> Tensor:
-        """Of the actor alone, [N, K]."""
+        """Return the outputs of the actor alone, [N, K]."""
         return self.module.outputs(inputs) if isinstance(self.module, MLP) else self(inputs).head
 
     def values(self, inputs: Tensor) -> Tensor:
-        """Of the critic alone, [N]."""
+        """Return the values of the critic alone, [N]."""
         return self.module.values(inputs) if isinstance(self.module, MLP) else self(inputs).value
 
     def distribution(self, inputs: Tensor, outputs: Tensor) -> Distribution:
-        """What these outputs of the actor mean; the inputs [N, D] hold the mask, if there is one."""
+        """Return the distribution of these actor outputs; the inputs [N, D] hold the mask, if there is one."""
         mask = None if self.spec.mask is None else inputs[:, slice(*self.spec.mask)]
         return self._head.distribution(outputs, mask, self._head_parameters)
 
@@ -176,7 +176,7 @@ class TensorPolicy:
         return network_inputs(self.spec, self.statistics, obs)
 
     def normalise(self, mean: Array, scale: Array) -> None:
-        """Statistics of the next version."""
+        """Set the statistics of the next version."""
         for name, value in (("norm.mean", mean), ("norm.scale", scale)):
             for start, stop in self.spec.normalised:
                 self.statistics[name][start:stop] = torch.as_tensor(value[start:stop])
@@ -205,7 +205,7 @@ class TensorPolicy:
 
     @torch.no_grad()
     def load_flat(self, values: Array) -> None:
-        """What `flat` returned, in place: captured graphs read the new weights."""
+        """Load what `flat` returned, in place, so that captured graphs read the new weights."""
         parts, flat = [*self.statistics.values(), self.net.vector], values
         if not isinstance(flat, Tensor):
             flat = torch.as_tensor(values)
@@ -217,12 +217,12 @@ class TensorPolicy:
         return self.named(self.flat if on_device and self.net.vector.is_cuda else self.flat.cpu().numpy())
 
     def named(self, flat: Array) -> NamedWeights[Any]:
-        """What `flat` returned, by name."""
+        """Name the parts of what `flat` returned."""
         return NamedWeights(flat, self._layout)
 
     @torch.no_grad()
     def load_weights(self, weights: Mapping[str, Array]) -> None:
-        """Of every name that `weights` returned, in place."""
+        """Load what `weights` returned, in place."""
         if isinstance(weights, NamedWeights) and list(weights.layout.items()) == list(self._layout.items()):
             self.load_flat(weights.vector)
             return
@@ -233,7 +233,7 @@ class TensorPolicy:
         self.load_weights(snapshot.params)
 
     def begin(self, params: Mapping[str, Array]) -> None:
-        """Replace the first weights and statistics with these."""
+        """Replace the initial weights and statistics with these."""
         self.net.begin(params)
         for name, value in self.statistics.items():
             value.copy_(torch.from_numpy(self.net.params.views[name]))
@@ -260,13 +260,13 @@ class TorchActor:
 
 
 def carried_actor(factory: Callable[[PolicySpec], nn.Module], spec: PolicySpec) -> TorchActor:
-    """An actor with a network of a script or a notebook, which the process of a worker cannot import: it travels along."""
+    """Return an actor with the network of a script or notebook: workers cannot import it, so it is sent to them."""
     vars(sys.modules["__main__"])[spec.module.rpartition(":")[2]] = factory
     return TorchActor(spec)
 
 
 class TensorActor:
-    """A private copy of the policy beside a simulator. Implements core.Actor[Tensor], with random numbers of its own."""
+    """A private copy of the policy for a simulator. Implements core.Actor[Tensor], with a private generator."""
 
     state_size = 0
 
@@ -294,7 +294,7 @@ def _build(spec: PolicySpec, rng: Generator) -> nn.Module:
         if not isinstance(module, nn.Module):
             raise SetupError(f"{here} returned {type(module).__name__}, not a torch.nn.Module")
         if any(isinstance(part, BatchNorm) for part in module.modules()):
-            raise SetupError(f"{here} uses BatchNorm, whose running statistics do not travel; use LayerNorm")
+            raise SetupError(f"{here} uses BatchNorm, whose running statistics are not sent to workers; use LayerNorm")
         with torch.no_grad(), _explained(f"{here}, given two observations [2, {spec.obs_size}],"):
             shapes = [tuple(part.shape) for part in module(torch.zeros(2, spec.obs_size))]
     if shapes != [(2, spec.outputs), (2,)]:  # values [N, 1], for example, would broadcast against targets [N]
@@ -305,7 +305,7 @@ def _build(spec: PolicySpec, rng: Generator) -> nn.Module:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """SetupError, with the traceback from the user's own first line on, if the user's network raises."""
+    """Raise SetupError, with the traceback from the user's own first line on, if the user's network raises."""
     try:
         yield
     except FreewheelError:

@@ -85,7 +85,7 @@ class NumpyActor:
         return decision.action[0], decision.log_prob.item()
 
     def position(self, rng: Generator) -> Position:
-        """Where this actor is that draws from this generator."""
+        """Return this actor's position in the numbers of this generator."""
         head = self._in_blocks
         return Position(rng.bit_generator.state) if head is None else head.position(rng)
 

@@ -1,7 +1,7 @@
-"""What a policy is, for numpy workers and torch learners alike: its network, and the head that turns outputs into actions.
+"""Definition of a policy for numpy workers and torch learners: a network and a head that turns outputs into actions.
 
-A head works in numpy, in torch, and with its gradient. It is one module of heads/ (or of a package with an entry point in
-`freewheel.heads`) that ends with `HEAD = ...`. B lanes or N rows, K outputs of the network, A columns of an action.
+A head has a numpy form, a torch form and a gradient in numpy. It is one module of heads/ (or of a package with an entry
+point in `freewheel.heads`) that ends with `HEAD = ...`. B lanes or N rows, K network outputs, A columns of an action.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Views = Mapping[str, NDArray]  # parameters or their gradients by name
 WIDTH = Range(least=1, most=10**6)  # of a layer
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 HEADS: Registry[Head] = Registry("head", "HEAD", "freewheel.policies.heads")
-UNNORMALISED = ("action_mask", "context", "model_state")  # no part of what is observed; the last no network reads
+UNNORMALISED = ("action_mask", "context", "model_state")  # slices that are not normalised; no network reads model_state
 CHANNELS = (1, 3, 4)  # of a picture: grey, colours, and with transparency
-PICTURE = 256  # bytes of an observation in two or three dimensions, from which on it is a picture
+PICTURE = 256  # values of a picture from which on the user is advised to give a CNN
 CLIP = 10.0  # normalised observations stay within ± CLIP
 
 
@@ -70,9 +70,9 @@ class Reparameterised(Distribution, Protocol):
 
 @runtime_checkable
 class Enumerated(Distribution, Protocol):
-    """A Distribution over K discrete actions, each of which has its probability."""
+    """A Distribution over K discrete actions with a probability for each."""
 
-    log_p: Tensor  # [N, K]; of an action that is not allowed so low that e to it is 0
+    log_p: Tensor  # [N, K]; so low for an action that is not allowed that its exp is 0
 
 
 class Slopes(Protocol):
@@ -85,7 +85,7 @@ class Slopes(Protocol):
 
 
 class Head(Protocol):
-    """Everything about one head; a head derives from this and defines at least what has no default."""
+    """Everything about one head; a head derives from this class and defines at least the members without a default."""
 
     name: str
     analytic: bool = False  # whether `slopes` exists
@@ -96,11 +96,11 @@ class Head(Protocol):
 
     def misfit(self, action: ActionSpec) -> str: ...  # why it cannot serve these actions, and what to do; empty: it can
     def outputs(self, action_size: int) -> int:
-        """K."""
+        """Return K."""
         return action_size
 
     def parameters(self, spec: PolicySpec) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Of the head itself: name -> shape and first value."""
+        """Return the parameters of the head itself: name -> shape and initial value."""
         return {}
 
     def actor(self, spec: PolicySpec, params: FlatParams) -> NumpyForm: ...
@@ -137,11 +137,11 @@ class PolicyConfig:
     """Distribution of the actions: categorical for discrete ones, gaussian or squashed (tanh) for boxes; auto: the first of
     these that fits."""
     log_std: Annotated[float, Range(least=-20, most=20)] = 0.0
-    """First value of a gaussian head's log standard deviation."""
+    """Initial value of a gaussian head's log standard deviation."""
     normalize_obs: bool | Auto = "auto"
-    """Scale observations by their running mean and deviation, and clip them at ±10 (statistics are weights: only the learner
-    changes them). auto: SAC and MBPO do so, PPO for Box actions; none of them where observations are images
-    alone, or with a batched simulator."""
+    """Scale observations by their running mean and deviation, and clip them at ±10 (statistics are weights: only the
+    learner changes them). auto: on for SAC and MBPO, and for PPO with Box actions; off if all observations are images,
+    or with a batched simulator."""
     module: str = ""
     """Your own network instead of the MLP: 'package.module:Factory', in Python also the class itself (see
     docs/algorithms.md). Actors then import torch."""
@@ -150,7 +150,7 @@ class PolicyConfig:
         check_ranges(self, "policy.")
 
     def resolve(self, env: EnvSpec) -> PolicySpec:
-        """The network for this world."""
+        """Return the network for this environment."""
         head = self._head(env)
         mask = env.slice("action_mask")
         plain = [part for part in env.slices if part.name not in UNNORMALISED]
@@ -174,7 +174,7 @@ class PolicyConfig:
         )
 
     def remarks(self, env: EnvSpec) -> list[str]:
-        """About pictures, which a plain network reads pixel by pixel."""
+        """Remarks on pictures, which a plain network reads pixel by pixel."""
         parts = [] if self.module or not env.layout else env.layout["observation"]["parts"]
         shapes = [tuple(part["shape"]) for part in parts if _is_picture(part["dtype"], part["shape"])]
         what = "one by one, and hardly learns from them: give a CNN with --policy.module (docs/algorithms.md), or resize it"
@@ -190,14 +190,14 @@ class PolicyConfig:
 
 
 def _is_picture(dtype: str, shape: Sequence[int]) -> bool:
-    """Bytes in rows and columns; of other numbers only those that have channels as well."""
+    """Return whether these are bytes in two or three dimensions, or floats in three with a dimension for channels."""
     channels = len(shape) == 3 and (shape[0] in CHANNELS or shape[-1] in CHANNELS)
     return len(shape) in (2, 3) if dtype == "uint8" else channels and dtype.startswith("float")
 
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """A network, resolved for one world; plain data, kept as JSON beside the weights."""
+    """A network resolved for one environment; plain data, stored as JSON next to the weights."""
 
     obs_size: int
     obs_dtype: Literal["float32", "uint8"]
@@ -219,7 +219,7 @@ class PolicySpec:
 
     @property
     def discrete(self) -> bool:
-        """Whether an action is a number 0 .. action_size - 1 instead of as many columns."""
+        """Return whether an action is a number 0 .. action_size - 1 instead of action_size columns."""
         return HEADS[self.head].discrete
 
     @property
@@ -229,7 +229,7 @@ class PolicySpec:
 
     @property
     def rescales(self) -> bool:
-        """Whether observations differ from the network's inputs."""
+        """Return whether observations differ from the network's inputs."""
         return bool(self.normalised) or self.obs_dtype != "float32"
 
     def to_json(self) -> dict[str, Any]:
@@ -237,7 +237,7 @@ class PolicySpec:
 
     @classmethod
     def from_json(cls, data: object, where: str = "policy") -> PolicySpec:
-        """What `to_json` returned, also after a walk through a file (`where`); FileError about what cannot be."""
+        """Rebuild a spec from `to_json` data, also read from a file (`where`); raises FileError if it is invalid."""
         spec = record(cls, data, where)
         runs = [*spec.actor_columns, *spec.critic_columns, *spec.normalised, *([spec.mask] if spec.mask else [])]
         if spec.head not in HEADS:
@@ -251,10 +251,10 @@ class PolicySpec:
 
 @dataclass(frozen=True)
 class StartWeights:
-    """Weights of an earlier run to begin with."""
+    """Initial weights from an earlier run."""
 
     params: Mapping[str, Array]
-    rows: int  # that the statistics among them were taken from
+    rows: int  # rows that the statistics among the weights are computed from
 
 
 def statistics_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
@@ -274,12 +274,12 @@ def head_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
 
 
 def full_layout(spec: PolicySpec) -> dict[str, tuple[int, ...]]:
-    """The actor's, then the critic's."""
+    """Return the layout of the actor, then of the critic."""
     return actor_layout(spec) | _mlp("critic", _width(spec.critic_columns), spec.hidden, 1)
 
 
 def check_weights(layout: Layout, weights: Mapping[str, NDArray], where: str) -> None:
-    """FileError unless these weights of a file are, among others, finite numbers of these names and shapes."""
+    """Raise FileError unless a file's weights include finite float32 arrays with these names and shapes."""
     for name, shape in layout.items():
         if name not in weights:
             raise FileError(f"{where} has no weights '{name}'")
@@ -302,8 +302,8 @@ def views(vector: A, layout: Layout) -> dict[str, A]:
 
 
 class NamedWeights(Mapping[str, A]):
-    """Parts of one flat vector by name. They become views only when one is asked for: a simulator on the learner's device reads
-    the vector itself."""
+    """Named parts of one flat vector. The views are made at the first access, because a simulator on the learner's
+    device reads only the vector itself."""
 
     def __init__(self, vector: A, layout: Layout) -> None:
         self.vector, self.layout = vector, layout

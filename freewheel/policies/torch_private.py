@@ -1,7 +1,7 @@
-"""What is used of torch that its documentation does not promise: one place to mend when a version of torch changes it.
+"""Undocumented functions of torch that the package uses: the one place to fix when a version of torch changes them.
 
-Each name is torch's own function, not a wrapper: a call costs nothing more. tests/policies/test_torch_private.py says what each
-of them has to do.
+Each name is torch's own function, not a wrapper, so a call has no extra cost. tests/policies/test_torch_private.py
+specifies what each function has to do.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SEEN = "2.13"  # the version of torch with which all of this was last tried
 
 
 def _private(owner: Any, name: str) -> Any:
-    """SetupError, which names the version, where torch has it no more."""
+    """Return this attribute; raises SetupError, which names the version, if torch no longer has it."""
     if (found := getattr(owner, name, None)) is None:
         where = getattr(owner, "__name__", type(owner).__name__)
         raise SetupError(

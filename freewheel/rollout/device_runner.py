@@ -1,4 +1,4 @@
-"""DeviceRunner: drives one batched simulator on its device and writes preallocated tensors; a step can be one CUDA graph."""
+"""DeviceRunner: drives a batched simulator on its device and fills preallocated tensors; a step can be a CUDA graph."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ ENDINGS_FIELDS = tuple(field.name for field in fields(Endings))
 
 @dataclass(frozen=True)
 class LaunchedRows:
-    """Rows that were launched; on a GPU they are complete when `done` is, and those that come from another device when they have
-    `arrived`."""
+    """Rows whose computation has been launched. On a GPU they are complete when the event `done` is; rows copied to
+    another device, when the event `arrived` is."""
 
     data: Transitions[Tensor]
     endings: Endings
@@ -83,7 +83,7 @@ class LaunchedRows:
         return last is None or last.query()
 
     def step_ns(self) -> int:
-        """Time of the simulation; waits until the rows are complete."""
+        """Return the time of the simulation after waiting until the rows are complete."""
         last = self.arrived or self.done
         if last is not None:
             last.synchronize()
@@ -92,13 +92,13 @@ class LaunchedRows:
         return int(self.begun.elapsed_time(self.done) * 1e6)
 
     def tensors(self) -> list[Tensor]:
-        """All that it holds."""
+        """Return all tensors of these rows."""
         parts = ((self.data, fields(Transitions)), (self.endings, fields(Endings)))
         return [self.state, *(getattr(part, field.name) for part, names in parts for field in names)]
 
     def copied(self, device: str, *, non_blocking: bool) -> LaunchedRows:
-        """On another device, by the current streams of both. Where it does not block, rows for the CPU are complete only when the
-        stream that copies them has come so far."""
+        """Return a copy on another device, made by the current streams of both. With `non_blocking`, rows for the CPU
+        are complete only when the copying stream has finished."""
 
         def copy(part: Any) -> Any:
             values = {field.name: getattr(part, field.name) for field in fields(part)}
@@ -113,7 +113,7 @@ class LaunchedRows:
 class DeviceRunner:
     """One author for all lanes of a simulation. Weights change only between chunks.
 
-    Reserved lanes come after the others and act greedily: their rows are not delivered, their episodes are for evaluation.
+    Reserved lanes come after the others and act greedily: their rows are not delivered; their episodes are evaluations.
     """
 
     def __init__(
@@ -158,11 +158,11 @@ class DeviceRunner:
 
     @property
     def fallbacks(self) -> list[str]:
-        """Why there are no CUDA graphs although they were requested."""
+        """The reasons why there are no CUDA graphs although they were requested."""
         return [program.fallback for program in self._programs if program.fallback]
 
     def take_failures(self) -> list[Failure]:
-        """None: a simulator that fails ends the run."""
+        """Return no failures: a simulator that fails ends the run."""
         return []
 
     def take_eval_episodes(self) -> list[Episode]:
@@ -172,11 +172,11 @@ class DeviceRunner:
 
     @property
     def out_of_space(self) -> int:
-        """A simulator's observations are not compared with bounds."""
+        """Always 0: a simulator's observations are not checked against bounds."""
         return 0
 
     def messages(self) -> list[str]:
-        """Why there are no CUDA graphs on a GPU, once."""
+        """Report once why there are no CUDA graphs on a GPU."""
         if self._fallback_shown or not self._programs or not self._obs.is_cuda:
             return []
         self._fallback_shown = True
@@ -196,11 +196,11 @@ class DeviceRunner:
 
     @property
     def counted(self) -> list[int]:
-        """[len(WORKER_TIME)] ns since the last chunk, so far; not to be changed."""
+        """[len(WORKER_TIME)] ns since the last chunk; do not modify it."""
         return self._time
 
     def launch(self, steps: int) -> LaunchedRows:
-        """Launch the next rows of every lane, at most the steps that this runner was made for; the result is a copy."""
+        """Launch the next rows of every lane, at most for the steps that __init__ was given; the result is a copy."""
         if not self._programs:
             self.begin()
         with current(self.spec.device):
@@ -229,7 +229,7 @@ class DeviceRunner:
         return written
 
     def sign(self, written: LaunchedRows) -> Chunk[Tensor]:
-        """The rows as a chunk, with the episodes that ended in them; waits until they are done."""
+        """Return the rows as a chunk, with the episodes that ended in them; waits until the rows are done."""
         time = self._time
         time[STEP] += written.step_ns()
         self._time = [0] * len(WORKER_TIME)
@@ -241,7 +241,7 @@ class DeviceRunner:
         return Chunk(written.data, written.version, origin, episodes, written.state, np.array(time), rows)
 
     def unroll(self, steps: int) -> Chunk[Tensor]:
-        """The next `steps` rows of every lane, when they are done, on the device that they are to be delivered to."""
+        """Return the next `steps` rows of every lane, complete and on the device that the chunks are delivered to."""
         written = self.launch(steps)
         if self._elsewhere is not None:
             written = written.copied(self._elsewhere, non_blocking=self._elsewhere != "cpu")
@@ -268,7 +268,7 @@ class DeviceRunner:
         self._programs = [acting, stepping, storing]
 
     def state_dict(self) -> dict[str, Array]:
-        """Only the counts: a simulation is seeded once and a resumed one begins again."""
+        """Return only the counts: a simulation is seeded once, and a resumed run starts it afresh."""
         return {"counts": np.array([self.produced, self._sequence], np.int64)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
@@ -334,7 +334,7 @@ class DeviceRunner:
 
     def _check(self, data: Transitions[Tensor]) -> None:
         """EnvError if any row holds a number that is not finite."""
-        if bool(torch.isfinite(data.reward.sum() + data.next_obs.sum())):  # one sum is far cheaper than a test a value
+        if bool(torch.isfinite(data.reward.sum() + data.next_obs.sum())):  # one sum is far cheaper than a test of each
             return
         bad = ~(data.reward.isfinite() & data.next_obs.isfinite().all(-1))
         if bool(bad.any()):
@@ -370,7 +370,7 @@ def _empty(steps: int, spec: EnvSpec) -> Transitions[Tensor]:
 
 
 def as_numpy(env: Env[Tensor]) -> Env:
-    """A device environment as a numpy one, to play a few episodes of it."""
+    """Wrap a device environment as a numpy environment, to play a few of its episodes."""
     return _AsNumpy(env)
 
 

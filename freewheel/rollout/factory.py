@@ -1,4 +1,4 @@
-"""What collectors get: a factory of environments and actors, which is sent to where they run, and what to collect."""
+"""The input of collectors: what to collect, and a factory of environments and actors, sent to where these run."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from freewheel.seeding import EpisodeSeeds, training_episodes
 if TYPE_CHECKING:
     from freewheel.timeline.recording import SpanRecording
 
-SECONDS = Range(above=0, most=1e7)  # of a time-out: a third of a year
+SECONDS = Range(above=0, most=1e7)  # of a timeout: at most a third of a year
 
 
 class MakeEnv(Protocol):
-    """Builds an Env of these lanes: a loop in this process, or (processes=True) one process for each lane with a barrier.
+    """Builds an Env of these lanes: a loop in this process, or (processes=True) one process per lane with a barrier.
 
     A fault-tolerant loop reports a failed lane in its Step and begins its next episode; otherwise a failure raises.
     """
@@ -34,7 +34,7 @@ class MakeActor(Protocol):
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Makes so many lanes where one is asked for. Implements MakeEnv."""
+    """Makes `count` lanes whichever lanes are asked for. Implements MakeEnv."""
 
     make: MakeEnv
     count: int
@@ -50,11 +50,11 @@ class RunnerFactory:
     make: MakeEnv
     actor: MakeActor
     seed: int
-    first_lane: int = 0  # of the whole run, where several learners share its lanes: number 0 here
-    first_worker: int = 0  # the same of its workers
+    first_lane: int = 0  # number of lane 0 in the whole run, if several learners share its lanes
+    first_worker: int = 0  # number of worker 0 in the whole run
 
     def env(self, lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
-        """Environments, with all that the base has. A MakeEnv."""
+        """Make environments; methods that they lack get the defaults of Env. A MakeEnv."""
         return with_defaults(self.make(lanes, processes=processes, fault_tolerant=fault_tolerant), Env)
 
     def episodes(self, lane: int, start: int = 0) -> EpisodeSeeds:
@@ -63,7 +63,7 @@ class RunnerFactory:
 
 
 def _seconds(default: float, action: str, what: str) -> Any:
-    description = f"Seconds that {what} may take; one in the run's own process ends the run then, a worker is replaced."
+    description = f"Seconds that {what} may take. Then a worker is replaced; in the run's own process, the run ends."
     return field(default=default, metadata={"flag": f"{action}_timeout", "help": description})
 
 
@@ -86,7 +86,7 @@ class WorkerSpec:
     timeouts: Timeouts = Timeouts()
     modules: Sequence[str] = ()  # imported once, before workers are forked
     nice: int = 0  # how much lower their priority is than the learner's
-    turns: int = 0  # how many of them act at a time, where they run freely; 0: all
+    turns: int = 0  # how many free-running workers act at a time; 0: all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,21 +95,21 @@ class SimulationSpec:
 
     compile: Compile = "off"
     reserved_lanes: int = 0  # additional lanes that act greedily, for evaluation
-    main_thread: bool = False  # the simulator works only there
+    main_thread: bool = False  # the simulator works only in the main thread
     deliver_to: str | None = None  # the learner's device; None: that of the simulator
 
 
 class ProcessRecorder(Protocol):
-    """Is told what worker processes do, in the order in which the learner's side finds it, so that it can be played again."""
+    """Records what worker processes do, in the order in which the learner's side sees it, for a later replay."""
 
-    # A process begins, with these episodes of its lanes; version: the newest posted then, -1 if there was none.
+    # A process begins with these episodes of its lanes; version: the newest one posted by then, -1 if there is none.
     def started(self, worker: int, incarnation: int, first: Sequence[int], version: int) -> None: ...
-    # These rows have come; tickets: see pacing.episode_queue.Tickets.history.
+    # These rows have arrived; tickets: see pacing.episode_queue.Tickets.history.
     def acted(
         self, worker: int, incarnation: int, version: int, data: Transitions[Any], tickets: Sequence[int]
     ) -> None: ...
-    def dropped(self, worker: int, data: Transitions[Any], cause: str) -> None: ...  # rows that have come
-    # A full queue has dropped so many steps before they came; None: it is not known how many.
+    def dropped(self, worker: int, data: Transitions[Any], cause: str) -> None: ...  # rows that have arrived
+    # A full queue has dropped this many steps before they arrived; None: the number is unknown.
     def skipped(self, worker: int, incarnation: int, version: int, steps: int | None) -> None: ...
 
 
@@ -125,14 +125,14 @@ class CollectSpec:
     batch: BatchSpec
     weights: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # names and shapes that an actor loads
     context: NDArray = field(default_factory=lambda: NO_CONTEXT)  # [K, C] of the first snapshot; C is fixed
-    on_policy: bool = True  # whether old rows are worth less
-    whole: int | None = None  # rows that all updates of the run take together, where that is known
-    longest: int | None = None  # steps after which nobody waits for the end of an episode any more
+    on_policy: bool = True  # whether rows of old versions are worth less
+    whole: int | None = None  # rows that all updates of the run take together; None: not known
+    longest: int | None = None  # steps after which an unfinished whole episode is an error; None: no limit
     workers: WorkerSpec = WorkerSpec()
     simulation: SimulationSpec = SimulationSpec()
     while_waiting: Callable[[], None] = _keep_waiting  # called repeatedly during a wait; an exception ends the wait
     time_to_spare: Callable[[], None] = (
-        _keep_waiting  # called once, when the learner is seen to wait for rows a good deal
+        _keep_waiting  # called once, if the learner waits for rows much of the time
     )
     recorder: ProcessRecorder | None = None
     trace: SpanRecording | None = None  # of the timeline

@@ -12,22 +12,22 @@ from torch import Tensor
 from freewheel.core import Compile
 
 CAPTURING = threading.Lock()  # one capture at a time over all threads
-_READY: set[torch.device] = set()  # whose thread for backward passes has a context
+_READY: set[torch.device] = set()  # devices whose thread for backward passes has a context
 WARM_UPS = 3  # calls before a capture: libraries allocate handles and workspaces in the first calls
 
 
 def current(device: torch.device | str) -> AbstractContextManager[object]:
-    """A GPU as the current device of this thread: new events and graphs are its own, and what a simulator asks "cuda" for is done
-    there. Every thread begins with the first GPU. Nothing for the CPU."""
+    """Make a GPU the current device of this thread, for new events and graphs and for a simulator that uses "cuda".
+    Every thread begins with the first GPU. Do nothing for the CPU."""
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else nullcontext()
 
 
 class Program:
     """`body` works on static tensors in place; calling the Program runs it once, on the caller's stream.
 
-    After the warm-up calls of a capture, `state` (every tensor that matters and that it changes) and the generators get their
-    old values back, so results do not depend on the capture. A body that cannot be captured is called directly, and `fallback`
-    is the reason.
+    After the warm-up calls of a capture, `state` (every tensor that matters and that the body changes) and the
+    generators get their old values back, so results do not depend on the capture. A body that cannot be captured is
+    called directly, and `fallback` gives the reason.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Program:
 
 
 def _give_context(device: torch.device) -> None:
-    """Torch runs the backward passes of a device in a thread of its own, which gets a context with its first kernel; cuBLAS, if
-    it comes first there, warns that there is none."""
+    """Run a first kernel in the thread that torch uses for the backward passes of a device, which gives the thread a
+    context. If cuBLAS came first, it would warn that there is none."""
     with torch.inference_mode(False), torch.enable_grad():
         torch.zeros(1, device=device, requires_grad=True).exp().backward()
     _READY.add(device)
 
 
 def _capture(body: Callable[[], None], generators: Sequence[torch.Generator]) -> torch.cuda.CUDAGraph:
-    """Capture on a separate stream of the current device; other threads may continue meanwhile. Torch hands its streams out in
-    turn, so that a new one may be another thread's, whose work then fails while it is captured; those of high priority are used
-    for nothing else."""
+    """Capture on a separate stream of the current device; other threads may continue meanwhile. Torch hands out its
+    streams in turn, so a new one may also be in use by another thread, whose work would fail during the capture.
+    High-priority streams have no other use."""
     stream = torch.cuda.Stream(priority=-1)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

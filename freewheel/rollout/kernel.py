@@ -1,14 +1,14 @@
-"""The compiled functions (_kernel.c) with their Python equivalents, which are used where it was not built.
+"""The compiled functions (_kernel.c) with their Python equivalents, which are used if it was not built.
 
     FastCategorical   policies/                a choice among K actions
     RowWriter         here                     rows of one lane
     finite            envs/fault_tolerant.py   whether all numbers are finite
     outside           here                     rows with numbers beyond bounds
-    watch             run/watchdog.py          a thread that looks where no Python thread can; it has no equivalent
+    watch             run/watchdog.py          a thread that checks when no Python thread can; it has no equivalent
 
-A worker with one slow env calls these at every step. A process that has slept has cold caches, so the amount of code and memory
-that it touches matters more than the amount of computation: with 100 such workers on 2 cores, choosing an action and writing it
-costs 50 µs of a step in numpy and 15 µs here.
+A worker with one slow env calls these at every step. A process that has slept has cold caches, so the amount of code
+and memory that it touches matters more than the amount of computation: with 100 such workers on 2 cores, choosing an
+action and writing it costs 50 µs of a step in numpy and 15 µs here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def compiled(name: str, otherwise: Part) -> Part:
         module = importlib.import_module("freewheel.rollout._kernel")
     except ImportError:
         return otherwise
-    part: Part = getattr(module, name, otherwise)  # it may have been built before this function was written
+    part: Part = getattr(module, name, otherwise)  # an older build may lack this function
     return part
 
 
@@ -65,7 +65,7 @@ RowWriter = compiled("RowWriter", PythonRowWriter)
 
 
 def numpy_outside(obs: NDArray, next_obs: NDArray, valid: NDArray, bounds: NDArray, steps: int) -> int:
-    """How many valid rows [T, B] of the first steps have an observation [T, B, D] below or above its bounds [2, D]."""
+    """Count valid rows [T, B] of the first steps with an observation [T, B, D] below or above its bounds [2, D]."""
     obs, next_obs, valid, (low, high) = obs[:steps], next_obs[:steps], valid[:steps], bounds
     beyond = (obs < low) | (obs > high) | (next_obs < low) | (next_obs > high)
     return int(np.count_nonzero(beyond.any(axis=-1) & valid))

@@ -1,4 +1,4 @@
-"""Trying an environment before training: random actions, and what a step and a reset cost in time, processor and memory."""
+"""Tries an environment before training: random actions, and the cost of steps and resets in time, CPU and memory."""
 
 from __future__ import annotations
 
@@ -25,77 +25,77 @@ from freewheel.rollout.tolerance import Tolerance
 from freewheel.seeding import generator, training_episodes
 
 BUDGET = 0.3  # seconds of stepping, by default
-BRIEF = 0.05  # where nothing depends on how long a step takes
-LONG = 10  # budgets that a first step must take to be the only one
-ENOUGH_STEPS, ENOUGH_SHARE = 100, 1 / 15  # so many steps end it when this share of the budget is spent ...
+BRIEF = 0.05  # the same if nothing depends on the time of a step
+LONG = 10  # a first step that takes at least this many budgets stays the only one
+ENOUGH_STEPS, ENOUGH_SHARE = 100, 1 / 15  # this many steps are enough if this share of the budget is spent ...
 CERTAIN = 0.05  # ... and the standard error of their mean is at most this share of it
-KEPT_TIMES = 200  # of steps
+KEPT_TIMES = 200  # step times that are kept
 COMPUTES = 0.5  # cores that an env must keep busy to be called computing
-MOST_STOLEN = 0.9  # share of the time; beyond it nothing can be said
+MOST_STOLEN = 0.9  # upper bound on the stolen share of time; a larger share says nothing about the env
 
 Phase: TypeAlias = Literal["constructor", "reset", "step", "close"]
 PHASES: tuple[Phase, ...] = ("constructor", "reset", "step", "close")
 CPU_INFO = Path("/proc/cpuinfo")
-SURVEYED = -1  # the number of the episode that is begun, with seed 0, to see what a reset returns
+SURVEYED = -1  # number of the episode that is begun with seed 0 to see what a reset returns
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvCost:
-    """What one environment costs: seconds and bytes, measured while random actions were played."""
+    """The cost of one environment in seconds and bytes, measured while playing random actions."""
 
     spec: EnvSpec  # of one lane
     wall: float  # mean seconds of a step, resets excluded
-    row: float  # the same with the resets that these steps called for
+    row: float  # the same, including the resets that these steps required
     cpu: float  # processor seconds of a row, resets, threads and child processes included
     stolen: float = 0.0  # seconds of a row in which the env could have run but other processes had the processor
-    fast: float = 0.0  # seconds that 9 of 10 steps took longer than; a busy machine does not change it much
-    median: float = 0.0  # of the seconds of a step; with the others it shows how uneven steps are
-    slow: float = 0.0  # seconds that 95 of 100 steps were faster than
+    fast: float = 0.0  # 10th percentile of the seconds of a step; a busy machine hardly changes it
+    median: float = 0.0  # median seconds of a step; with the percentiles it shows how uneven steps are
+    slow: float = 0.0  # 95th percentile of the seconds of a step
     longest: float = 0.0
-    times: tuple[float, ...] = ()  # of steps in rising order, evenly taken from all that were measured
+    times: tuple[float, ...] = ()  # step times in rising order, evenly sampled from all measured ones
     lengths: tuple[int, ...] = ()  # steps of the episodes that ended
     reset: float = 0.0  # mean seconds of a reset
-    construct: float = 0.0  # seconds of the constructor and of what reading its spaces took
+    construct: float = 0.0  # seconds of the constructor and of reading the spaces
     memory: int = 0  # bytes that the env added to its process and holds in child processes
     children: int = 0  # processes that the env has started
-    steps: int = 0  # that were measured
-    resets: int = 0  # that were measured, the first one included
-    failures: int = 0  # steps and resets that raised meanwhile
-    failure: str = ""  # the report of the last of them
+    steps: int = 0  # measured steps
+    resets: int = 0  # measured resets, including the first one
+    failures: int = 0  # steps and resets that raised
+    failure: str = ""  # the report of the last failure
     closed: bool = True  # whether close() returned in time
     portable: bool = True  # whether it can be sent to other processes
     batched: bool = False  # whether many lanes in one process cost little more than one
 
     @property
     def own(self) -> float:
-        """Mean seconds of a row where no other process takes the processor away."""
+        """Mean seconds of a row without the time that other processes took the processor."""
         return max(self.row - self.stolen, 0.0)
 
     @property
     def usual(self) -> float:
-        """The same without the longest step, which may be a hiccup."""
+        """`own` without the longest step, which may be an outlier."""
         others = (self.wall * self.steps - self.longest) / (self.steps - 1) if self.steps > 1 else self.wall
         return min(self.own, others + self.row - self.wall)
 
     @property
     def duty(self) -> float:
-        """The cores that it keeps busy while it steps: near 0 if it waits, 1 or more if it computes."""
+        """The number of cores that the env keeps busy while it steps: near 0 if it waits, 1 or more if it computes."""
         return self.cpu / self.own if self.own > 0 else 1.0
 
     @property
     def computes(self) -> bool:
-        """Whether it keeps a core busy, itself or by its child processes, rather than waits."""
+        """Return whether the env, with its child processes, computes rather than waits."""
         return self.duty > COMPUTES
 
 
 class Watch(Protocol):
-    """Is told before every call of the environment."""
+    """A function that is called before every call of the environment."""
 
     def __call__(self, phase: Phase, episode: int, step: int) -> None: ...
 
 
 def _unwatched(phase: Phase, episode: int, step: int) -> None:
-    """Nobody supervises this process."""
+    """Do nothing: nobody supervises this process."""
 
 
 _watching: ContextVar[Watch] = ContextVar("watching", default=_unwatched)
@@ -103,7 +103,7 @@ _watching: ContextVar[Watch] = ContextVar("watching", default=_unwatched)
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Environments that are made in this block tell `watch` what they do."""
+    """Environments that are made in this block report what they do to `watch`."""
     token = _watching.set(watch)
     try:
         yield
@@ -112,21 +112,21 @@ def watching(watch: Watch) -> Iterator[None]:
 
 
 def constructing(lane: int) -> None:
-    """Says that the environment of this lane is about to be made."""
+    """Report that the environment of this lane is about to be made."""
     _watching.get()("constructor", lane, 0)
 
 
 def _nothing(cost: EnvCost) -> None:
-    """Nobody is told."""
+    """Do nothing."""
 
 
 def surveying() -> None:
-    """Says that an env is about to be reset to see what it returns, which is part of making it."""
+    """Report that an env is about to be reset, as part of making it, to see what it returns."""
     _watching.get()("reset", SURVEYED, 0)
 
 
 def random_actions(spec: EnvSpec, obs: NDArray, rng: np.random.Generator) -> NDArray:
-    """An allowed action for every lane, uniform over the choices or over [-1, 1] in each column."""
+    """Return an allowed action for every lane, uniform over the choices or over [-1, 1] in each column."""
     if spec.action.kind == "box":
         return rng.uniform(-1, 1, (spec.lanes, spec.action.size)).astype(np.float32)
     scores = rng.random((spec.lanes, spec.action.size))
@@ -145,13 +145,13 @@ def measured(
     watch: Watch = _unwatched,
     begun: Callable[[EnvCost], None] = _nothing,
 ) -> Iterator[EnvCost]:
-    """Make an env of one lane and play random actions for about `budget` seconds but at least one step; close it on exit.
+    """Make an env of one lane and play random actions for about `budget` seconds, at least one step; close it on exit.
 
-    Steps and resets that raise are counted, and a new episode begins; an env that does little else is refused with its error.
-    With `most_steps`, it ends after so many steps even if time is left. `begun` is told what is known before the first step, with
-    the processor seconds used until then.
+    Steps and resets that raise are counted, and a new episode begins; if the env does little else, its error is raised.
+    With `most_steps`, the trial ends after that many steps even if time is left. `begun` receives what is known before
+    the first step, with the processor seconds used until then.
     """
-    others = frozenset(child.pid for child in psutil.Process().children())  # that are not the env's
+    others = frozenset(child.pid for child in psutil.Process().children())  # children that are not the env's
     memory, construct = _memory(others), perf_counter()
     watch("constructor", 0, 0)
     with watching(watch):
@@ -176,14 +176,14 @@ def measured(
 
 
 def _close(env: Env, watch: Watch, kind: type[BaseException] | None, *_: object) -> None:
-    if kind is None or not issubclass(kind, SystemExit):  # the env ends its process: what it did then is to be reported
+    if kind is None or not issubclass(kind, SystemExit):  # an env that exits is reported by the call that did so
         watch("close", 0, 0)
         env.close()
 
 
 @dataclass
 class _Used:
-    """Seconds by the clock, of processor, and in which others had the processor."""
+    """Wall-clock seconds, processor seconds, and seconds in which other processes had the processor."""
 
     wall: float
     cpu: float
@@ -201,7 +201,7 @@ def _by_process() -> _Used:
 
 
 def _children(others: frozenset[int]) -> list[psutil.Process]:
-    """The child processes and theirs, except these others and theirs. Looking for them takes milliseconds."""
+    """Return all descendant processes except `others` and their descendants. The search takes milliseconds."""
     found: list[psutil.Process] = []
     for child in psutil.Process().children():
         if child.pid not in others:
@@ -211,7 +211,7 @@ def _children(others: frozenset[int]) -> list[psutil.Process]:
 
 
 def _by_children(others: frozenset[int]) -> _Used:
-    """Of child processes, also of those that have ended."""
+    """Return what child processes used, including the ones that have ended."""
     ended, children = resource.getrusage(resource.RUSAGE_CHILDREN), _children(others)
     cpu = ended.ru_utime + ended.ru_stime + sum(cpu_of(child.pid) for child in children)
     return _Used(0.0, cpu, sum(_stolen(str(child.pid)) for child in children))
@@ -225,11 +225,11 @@ class _Trial:
         self._env, self._seed, self._watch, self._rng = env, seed, watch, generator(seed, "probe")
         self._episode, self._taken = -1, 0  # the number of the episode, and the steps in it
         self._steps, self._resets = list[float](), list[float]()  # seconds
-        self._total = self._squares = 0.0  # of the seconds of steps
+        self._total = self._squares = 0.0  # sums over the seconds of steps, and over their squares
         self._lengths: list[int] = []
         self._extra = 0  # resets before the first step that counts
         self._failures, self._good = 0, 0
-        self._tolerance = Tolerance(trusted_after=1)  # one that fails now and then, as workers bear it, is not refused
+        self._tolerance = Tolerance(trusted_after=1)  # like workers, accept occasional failures
         self._failure = ""
 
     def play(self, obs: NDArray, budget: float, most_steps: int) -> _Used:
@@ -250,12 +250,12 @@ class _Trial:
         return count > 0 and (long or 0 < most_steps <= count)
 
     def _mean_is_certain(self) -> bool:
-        """Whether more steps would hardly change the mean of their times."""
+        """Return whether more steps would hardly change the mean of their times."""
         total, squares, count = self._total, self._squares, len(self._steps)
         return squares / count - (total / count) ** 2 <= (CERTAIN * total) ** 2 / count
 
     def _advance(self, obs: NDArray) -> NDArray:
-        """One step and, where the episode has ended, a reset; returns what to act on."""
+        """Make a step and, if the episode has ended, a reset; returns the observation to act on."""
         action = random_actions(self._env.spec, obs, self._rng)
         self._taken += 1
         self._watch("step", self._episode, self._taken)
@@ -276,7 +276,7 @@ class _Trial:
         return self.begin() if answer is None else answer
 
     def begin(self) -> NDArray:
-        """Begin the next episode that can be begun."""
+        """Begin the next episode whose reset succeeds."""
         answer = None
         while answer is None:
             self._episode, self._taken = self._episode + 1, 0
@@ -286,7 +286,7 @@ class _Trial:
         return answer
 
     def _timed_reset(self, reset: Callable[[], NDArray]) -> NDArray | None:
-        """What a reset returns; None: it failed."""
+        """Return what a reset returns; None: it failed."""
         self._watch("reset", self._episode, 0)
         began = perf_counter()
         try:
@@ -310,7 +310,7 @@ class _Trial:
             spec=self._env.spec,
             wall=float(steps.mean()),
             row=row,
-            cpu=row * used.cpu / used.wall,  # the time of our own calls is left out of both
+            cpu=row * used.cpu / used.wall,  # a share of the trial's time, applied to the env's time alone
             stolen=row * min(used.stolen / used.wall, MOST_STOLEN),
             fast=float(np.quantile(steps, 0.1)),
             median=float(np.median(steps)),
@@ -330,14 +330,14 @@ class _Trial:
 
 
 def _thinned(times: NDArray) -> tuple[float, ...]:
-    """At most KEPT_TIMES of these numbers, spread over them as they are, with their mean."""
+    """Return at most KEPT_TIMES quantiles of these numbers, scaled to the same mean."""
     count = min(len(times), KEPT_TIMES)
     kept = np.quantile(times, (np.arange(count) + 0.5) / count)
     return tuple((kept * (times.mean() / kept.mean())).tolist()) if kept.any() else tuple(kept.tolist())
 
 
 def cpu_of(pid: int) -> float:
-    """Processor seconds of a process, by its clock (Linux numbers it so); 0 if it has ended."""
+    """Return the processor seconds of a process by its clock, with Linux's clock number; 0 if the process has ended."""
     try:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
@@ -345,19 +345,19 @@ def cpu_of(pid: int) -> float:
 
 
 def _stolen(process: str) -> float:
-    """Seconds that a thread of /proc was ready to run and did not."""
+    """Return the seconds that a thread of /proc was ready to run but did not run."""
     with suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{process}/schedstat").read_text().split()[1]) * 1e-9
     return 0.0
 
 
 def taken_from(pid: int) -> float:
-    """Seconds that a process of one thread was ready to run while others had the processor."""
+    """Return the seconds that a process of one thread was ready to run while others had the processor."""
     return _stolen(str(pid))
 
 
 def _memory(others: frozenset[int]) -> int:
-    """Bytes of this process and its children, with their share of what they share with others."""
+    """Return the bytes of this process and its children, with their part of the memory shared with others."""
     total = 0
     for process in (psutil.Process(), *_children(others)):
         with suppress(psutil.Error):
@@ -367,7 +367,7 @@ def _memory(others: frozenset[int]) -> int:
 
 
 def processor() -> str:
-    """Its model, as far as the system tells."""
+    """Return the processor's model, as far as the system reports it."""
     lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())

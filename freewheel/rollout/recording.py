@@ -1,4 +1,4 @@
-"""What is needed to bring the episodes under way to where they are again: their actions, kept by reference."""
+"""A recording that can restore the episodes under way: their actions and rewards, kept by reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from freewheel.core import Array, EpisodePrefix, NDArray, Transitions
 
-MOST_STEPS = 100_000  # of an episode; a longer one is not played again
+MOST_STEPS = 100_000  # of an episode; a longer episode is not replayed
 MOST_BYTES = 64 * 2**20  # of actions and rewards of one recording
 SMALL = 64  # chunks that are joined to one piece
 UNKNOWN = -1  # in place of the steps of an episode: its beginning was not recorded
@@ -31,12 +31,12 @@ class EpisodeRecording:
         self._most_bytes = most_bytes
         self._pieces: deque[_Piece] = deque()
         self._end = self._bytes = 0
-        self._small = 0  # pieces at the end that are not joined
+        self._small = 0  # pieces at the end that are not joined yet
         self._start = [0] * lanes  # the first step of each lane's episode, or UNKNOWN
         self._obs: NDArray | None = None  # [B, D] after the last step
 
     def add(self, data: Transitions, *, ends: bool, whole: bool = False) -> None:
-        """The next rows. ends: episodes ended or were cut short in them. whole: all of them are valid."""
+        """Add the next rows. ends: episodes ended or were cut short in these rows. whole: all rows are valid."""
         begin = self._end
         self._end += len(data.valid)
         self._put(data.action, data.reward)
@@ -56,37 +56,37 @@ class EpisodeRecording:
             self._trim()
 
     def restart(self, lane: int, steps: int) -> None:
-        """The lane's episode began so many steps ago."""
+        """Note that the lane's episode began this many steps ago."""
         self._start[lane] = self._end - steps
 
     def forget(self) -> None:
-        """Rows are missing: what is under way cannot be played again."""
+        """Forget the episodes under way: rows are missing, so they cannot be replayed."""
         self._start = [UNKNOWN] * len(self._start)
         self._trim()
 
     @property
     def steps(self) -> NDArray:
-        """[B] of each lane's episode, or UNKNOWN."""
+        """[B] steps of each lane's episode, or UNKNOWN."""
         most = min(self._end, MOST_STEPS)
         return np.array(
             [self._end - start if start >= self._end - most else UNKNOWN for start in self._start], np.int64
         )
 
     def played(self, contexts: list[NDArray]) -> list[EpisodePrefix | None]:
-        """The episode of each lane; None: there is nothing to play again."""
+        """Return the episode of each lane; None: there is nothing to replay."""
         found: list[EpisodePrefix | None] = []
         for lane, (steps, context) in enumerate(zip(self.steps.tolist(), contexts, strict=True)):
             if steps < 1 or self._obs is None:
                 found.append(None)
                 continue
             action, reward = self._joined(steps)
-            # In order, as a Runner adds rewards up: a plain sum adds in another one.
+            # cumsum adds rewards in the same order as a Runner; a plain sum uses another order.
             ret = float(np.cumsum(reward[:, lane], dtype=np.float64)[-1])
             found.append(EpisodePrefix(action[:, lane], self._obs[lane], ret, context))
         return found
 
     def state(self) -> dict[str, Array]:
-        """Copies."""
+        """Return the state as copies."""
         steps = self.steps
         lanes = np.flatnonzero(steps > 0).tolist()
         state: dict[str, Array] = {"steps": steps}
@@ -99,7 +99,7 @@ class EpisodeRecording:
         return state
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from another recording. Before anything is added."""
+        """Continue from another recording. Call it before `add`."""
         steps = np.asarray(state["steps"])
         most = max(0, int(steps.max()))
         self._end, self._start = most, [UNKNOWN if own == UNKNOWN else most - own for own in steps.tolist()]
@@ -121,20 +121,20 @@ class EpisodeRecording:
         self._pieces.append(_Piece(self._end, action, reward))
         self._bytes += action.nbytes + reward.nbytes
         self._small += 1
-        if self._small == SMALL:  # many short chunks: an array has a cost of its own
+        if self._small == SMALL:  # many short chunks: each array has a fixed cost
             parts = [self._pieces.pop() for _ in range(min(SMALL, len(self._pieces)))][::-1]
             joined = (np.concatenate([part[column] for part in parts]) for column in (1, 2))
             self._pieces.append(_Piece(self._end, *joined))
             self._small = 0
 
     def _joined(self, steps: int) -> tuple[NDArray, NDArray]:
-        """The last so many steps of all lanes."""
+        """Return the last `steps` steps of all lanes."""
         needed = [piece for piece in self._pieces if piece.end > self._end - steps]
         action, reward = (np.concatenate([piece[column] for piece in needed]) for column in (1, 2))
         return action[len(action) - steps :], reward[len(reward) - steps :]
 
     def _trim(self) -> None:
-        """Drop what no lane needs; while it is too much, give up the longest episode."""
+        """Drop what no lane needs; while the rest is too large, give up the longest episode."""
         while True:
             oldest = max(0, self._end - MOST_STEPS)
             known = [start for start in self._start if start >= oldest]

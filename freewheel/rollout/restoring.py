@@ -1,5 +1,5 @@
-"""Where an author's lanes are, as arrays, and how a run that goes on brings them back there: by the seeds, the contexts and the
-actions of their episodes."""
+"""The state of an author's lanes as arrays, and how a resumed run restores it: by replaying the seeds, contexts and
+actions of the episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freewheel.rollout.recording import UNKNOWN, EpisodeRecording
 from freewheel.seeding import Position
 
 RECORDING = "recording."
-LIMIT = 60.0  # seconds that the episodes of one Env may take to be played again
+LIMIT = 60.0  # seconds that replaying the episodes of one Env may take
 OTHERWISE = "the environment did something else with the same seed and actions"
 
 Calling = Callable[[str], None]
@@ -40,13 +40,13 @@ class Boundary(NamedTuple):
 
 @dataclass(frozen=True)
 class LaneStates:
-    """The lanes of one author."""
+    """The state of one author's lanes."""
 
     numbers: Sequence[int]  # [B] of the episode under way, or of the one that begins next
     memory: NDArray  # [B, H] of the actor
     contexts: Sequence[NDArray]  # [B] the table of contexts when the episode began
-    recording: Mapping[str, Array] = field(default_factory=dict)  # what was played of the episodes
-    seconds: Sequence[float] = ()  # [B] that the episodes have lasted, where it is known
+    recording: Mapping[str, Array] = field(default_factory=dict)  # the part of the episodes played so far
+    seconds: Sequence[float] = ()  # [B] that the episodes have lasted, if known
 
     def to_arrays(self) -> dict[str, Array]:
         by_id = {id(table): table for table in self.contexts}
@@ -81,10 +81,10 @@ class LaneStates:
 
 
 class RestoredLanes(NamedTuple):
-    """Lanes that have been brought back."""
+    """Lanes after a restore."""
 
-    obs: NDArray  # [B, D] what to act on
-    played: Sequence[EpisodePrefix | None]  # what was played again
+    obs: NDArray  # [B, D] observations to act on
+    played: Sequence[EpisodePrefix | None]  # the replayed episodes
     reasons: Sequence[str]  # [B] why a lane has begun its next episode instead; empty: it has not
 
 
@@ -95,20 +95,20 @@ def bring_back(
     recording: EpisodeRecording,
     calling: Callable[[str], None],
 ) -> RestoredLanes:
-    """Begin the episodes of these streams, and bring those under way to where they were."""
+    """Begin the episodes of these streams, and replay the ones that were under way."""
     steps, played = recording.steps.tolist(), recording.played(list(states.contexts))
-    lost = {lane: "it had been played for too long" for lane, count in enumerate(steps) if count == UNKNOWN}
+    lost = {lane: "it was too long" for lane, count in enumerate(steps) if count == UNKNOWN}
     if any(own is not None for own in played):
         if (answer := env.replay(_after(lost, streams), played, calling)) is not None:
             return RestoredLanes(answer[0], played, [lost.get(lane) or reason for lane, reason in enumerate(answer[1])])
-        lost |= {lane: "its environment cannot be brought back" for lane, own in enumerate(played) if own is not None}
+        lost |= {lane: "its environment cannot be restored" for lane, own in enumerate(played) if own is not None}
     calling("reset")
     nothing: list[EpisodePrefix | None] = [None] * len(steps)
     return RestoredLanes(env.reset(_after(lost, streams)), nothing, [lost.get(lane, "") for lane in range(len(steps))])
 
 
 def _after(lost: Mapping[int, str], streams: Sequence[SeedStream]) -> list[SeedStream]:
-    """The episodes of these streams, from the next ones on in lanes whose episode is lost."""
+    """Return these streams; a lane whose episode is lost starts with its next episode."""
     return [NextEpisodes(stream) if lane in lost else stream for lane, stream in enumerate(streams)]
 
 
@@ -134,7 +134,7 @@ class RestorableEnv(Protocol):
 
 
 class ReplayDeadline:
-    """Whether what is left to play fits into the time that there is."""
+    """Predicts whether the rest of a replay fits into its time limit."""
 
     def __init__(self, seconds: float = LIMIT) -> None:
         self._began = monotonic()
@@ -142,7 +142,7 @@ class ReplayDeadline:
         self._seconds, self._done = seconds, 0
 
     def too_slow(self, left: int) -> str:
-        """After each step. Why the episode is given up, if it is."""
+        """Return why to give up the episode, or an empty text. Call it after each step."""
         self._done += 1
         now = monotonic()
         if now + (now - self._began) / self._done * left <= self._until:
@@ -158,7 +158,7 @@ def play_again(
     clock: ReplayDeadline,
     calling: Calling,
 ) -> str:
-    """Begin the lane's next episode and bring it to where it was; why it did not come there. successor: the lane's buffer."""
+    """Begin the lane's next episode and replay it; returns why that failed, if it did. successor: the lane's buffer."""
     total = 0.0
     try:
         calling("reset")
@@ -178,16 +178,16 @@ def play_again(
 
 
 def differs(played: EpisodePrefix, obs: NDArray, total: float) -> str:
-    """Why this is not the point that was reached before, bit for bit."""
+    """Return why this state is not bit for bit the recorded one; an empty text if it is."""
     return "" if total == played.ret and obs.tobytes() == played.obs.tobytes() else OTHERWISE
 
 
 class HeldStream:
-    """The episodes of a lane that waits for its turn: until then every reset begins the first one. Implements core.SeedStream."""
+    """The episodes of a lane that waits for its turn; until then, every reset begins the first. A core.SeedStream."""
 
     def __init__(self, stream: SeedStream) -> None:
         self._stream = stream
-        self.resets = self.waited = 0  # of this lane; those that came before its turn
+        self.resets = self.waited = 0  # resets of this lane; resets before its turn
 
     def number(self, k: int) -> int:
         return self._stream.number(max(0, int(k) - self.waited))
@@ -197,5 +197,5 @@ class HeldStream:
 
 
 def after_what_was_played(seeds: Iterable[SeedStream], played: Iterable[EpisodePrefix | None]) -> list[SeedStream]:
-    """The episodes that follow those under way."""
+    """Return the streams from the episodes on that follow the ones under way."""
     return [stream if own is None else NextEpisodes(stream) for stream, own in zip(seeds, played, strict=True)]

@@ -40,7 +40,7 @@ from freewheel.seeding import (
     words_at,
 )
 
-SLACK = 1e-5  # of a bound, and of 1 for small ones: rounding is no offence
+SLACK = 1e-5  # tolerance for rounding, relative to a bound, or to 1 for smaller bounds
 KEPT = "such rows are kept and used; out_of_space in the summary counts them"
 STEP, RESET, INFER, WRITE, LOAD, OTHER = (
     WORKER_TIME.index(kind) for kind in ("step", "reset", "infer", "write", "load", "other")
@@ -91,7 +91,7 @@ class Author:
 
 
 class Runner:
-    """One author of experience: worker `worker` driving these global lanes. Weights change only between chunks."""
+    """One author of experience: a worker that drives these global lanes. Weights change only between chunks."""
 
     def __init__(
         self,
@@ -125,11 +125,11 @@ class Runner:
         self._context = NO_CONTEXT
         self._contexts = [NO_CONTEXT] * len(lanes)  # the table of contexts when each lane's episode began
         self._obs: NDArray | None = None
-        self.calling: Callable[[str], None] = lambda _: None  # told each "reset" and "step" that brings an episode back
+        self.calling: Callable[[str], None] = lambda _: None  # called before each "reset" and "step" of a replay
         self.stepped: Callable[[], None] | None = None  # called after every step of `unroll`
         self._recording = EpisodeRecording(len(lanes))
-        self._returning: LaneStates | None = None  # what `begin` brings the lanes back to
-        self._boundary: Boundary | None = None  # where a chunk began that was not finished
+        self._returning: LaneStates | None = None  # the state that `begin` restores the lanes to
+        self._boundary: Boundary | None = None  # where an unfinished chunk began
         self._notes: list[str] = []
         self._failed: list[Failure] = []
         self._space = SpaceCheck(self.env.spec, lanes)
@@ -158,12 +158,12 @@ class Runner:
         return self._state.copy()
 
     def places(self) -> list[tuple[int, int]]:
-        """Of each lane: which episode of its stream is under way, and how many steps it has made."""
+        """Return for each lane the index of its current episode in its stream, and the steps made in that episode."""
         return list(zip(self._played, self._length.tolist(), strict=True))
 
     @property
     def position(self) -> Position:
-        """Where the actor is in the numbers of its generator."""
+        """The actor's position in the numbers of its generator."""
         where = self._in_blocks
         return Position(self._rng.bit_generator.state) if where is None else where(self._rng)
 
@@ -173,16 +173,16 @@ class Runner:
 
     @property
     def counted(self) -> list[int]:
-        """[len(WORKER_TIME)] ns so far, of what `spent` will return; not to be changed."""
+        """[len(WORKER_TIME)] ns since the last call of `spent`; do not modify it."""
         return self._time
 
     def spent(self) -> list[int]:
-        """[len(WORKER_TIME)] ns since the last call."""
+        """Return the [len(WORKER_TIME)] ns since the last call."""
         time, self._time = self._time, [0] * len(WORKER_TIME)
         return time
 
     def unroll(self, steps: int) -> Chunk:
-        """The next `steps` rows of every lane."""
+        """Return the next `steps` rows of every lane."""
         began = perf_counter_ns()
         if self._obs is None:
             self.begin()
@@ -211,7 +211,7 @@ class Runner:
         return Chunk(data, self.version, origin, tuple(episodes), state, np.array(time), rows)
 
     def review(self, data: Transitions, steps: int) -> None:
-        """Look whether the observations of the first steps are in their space."""
+        """Check whether the observations of the first `steps` steps are in their space."""
         if note := self._space.look(data, steps):
             self._notes.append(note)
 
@@ -234,11 +234,11 @@ class Runner:
 
     @property
     def numbers(self) -> list[int]:
-        """Of each lane: the number of the episode under way, or of the one that it begins next."""
+        """The number of each lane's episode under way, or of the episode that the lane begins next."""
         return [stream.number(k) for stream, k in zip(self._streams, self._played, strict=True)]
 
     def state_dict(self) -> dict[str, Array]:
-        """As of the last chunk that was finished: what was begun after it is played again."""
+        """Return the state as of the last finished chunk; a resumed run plays later steps again."""
         counts, returning = np.array([self.produced - self.open, self._sequence], np.int64), self._returning
         if returning is not None:
             return returning.to_arrays() | {"counts": counts, "rng": generator_state(self._rng)}
@@ -254,7 +254,7 @@ class Runner:
         return lanes.to_arrays() | {"counts": counts, "rng": words_at(at.rng.packed())}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        """Call it before the first step, and only where every lane plays its own episodes."""
+        """Restore a state. Call it before the first step, and only if every lane plays its own episodes."""
         if "counts" in state:
             self.produced, self._sequence = (int(count) for count in np.asarray(state["counts"]))
         if "rng" in state:
@@ -268,7 +268,7 @@ class Runner:
         self.env.close()
 
     def begin(self) -> None:
-        """Start the first episode of every lane, or bring back those of the run that this one continues."""
+        """Start the first episode of every lane, or restore the episodes of the run that this one continues."""
         began = perf_counter_ns()
         self._began, self._contexts = [began] * len(self._lanes), [self._context] * len(self._lanes)
         self._obs = self.env.reset(self._streams) if self._returning is None else self._bring_back(self._returning)
@@ -293,11 +293,11 @@ class Runner:
     def _note_lost(self, reasons: Sequence[str]) -> None:
         if reasons:
             count = "an episode" if len(reasons) == 1 else f"{len(reasons)} episodes"
-            what = f"{count} of {self.env.spec.name} could not be brought back, the next ones begin"
+            what = f"{count} of {self.env.spec.name} could not be restored, the next ones begin"
             self._notes.append(f"{what}: {' / '.join(dict.fromkeys(reasons))}")
 
     def step(self, data: Transitions, t: int) -> Sequence[Episode]:
-        """Act once in every lane and write row t; returns the episodes that ended. Call `autoreset` next if `over` is set."""
+        """Act once in every lane and write row t; returns ended episodes. Call `autoreset` next if `over` is set."""
         obs, time = self._obs, self._time
         assert obs is not None, "call begin() first"
         clock0 = perf_counter_ns()
@@ -309,7 +309,7 @@ class Runner:
         return self._record(data, t, decision, step, clock1)
 
     def _record(self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int) -> Sequence[Episode]:
-        """Write the result of a step that began at clock1 and has just returned; the episodes that ended."""
+        """Write the result of a step that began at clock1 and has just returned; returns the ended episodes."""
         time, clock2 = self._time, perf_counter_ns()
         self._state = decision.state
         data.action[t] = decision.action
@@ -349,7 +349,7 @@ class Runner:
         self._time[RESET] += perf_counter_ns() - began
 
     def _start_next(self, i: int, now: int) -> None:
-        """The next episode of lane i begins."""
+        """Begin the next episode of lane i."""
         self._played[i] += 1
         self._return[i], self._length[i], self._began[i] = 0.0, 0, now
         if self._state.size:
@@ -404,15 +404,15 @@ class Runner:
 
 
 class SpaceCheck:
-    """Counts rows whose observations are beyond the bounds that their space declares. That is common, so they are kept."""
+    """Counts rows whose observations exceed the bounds of their space. Such rows are common, so they are kept."""
 
     def __init__(self, spec: EnvSpec, lanes: range) -> None:
         self._spec, self._lanes = spec, lanes
-        self.rows = 0  # that have an observation outside its space
+        self.rows = 0  # rows that have an observation outside its space
         self._bounds = None if spec.bounds is None else _widened(spec.bounds)
 
     def look(self, data: Transitions, steps: int) -> str:
-        """Count rows of the first steps; returns what to tell the user when there is the first one."""
+        """Count such rows in the first `steps` steps; returns a message for the user about the first one."""
         if self._bounds is None:
             return ""
         found = outside(data.obs, data.next_obs, data.valid, self._bounds, steps)
@@ -420,7 +420,7 @@ class SpaceCheck:
         return self._describe(data, steps) if found and self.rows == found else ""
 
     def _describe(self, data: Transitions, steps: int) -> str:
-        """The first value that is outside. The last line is the same for all: reports that share it are shown once."""
+        """Describe the first value outside. The last line never varies, and reports that share it are shown once."""
         declared = self._spec.bounds
         assert declared is not None, "something is outside of them"
         low, high = _widened(declared)

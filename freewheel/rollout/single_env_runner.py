@@ -45,10 +45,10 @@ def make_runner(factory: RunnerFactory, lanes: range, env: Env, author: Author) 
 
 
 class SingleEnvRunner(Runner):
-    """Writes the same rows with less overhead.
+    """Writes the same rows as a Runner, with less overhead.
 
-    A worker with one slow env sleeps most of the time and wakes with cold caches, so the cost of a step is the amount of code
-    and memory that it touches. With a hundred such workers that cost alone can fill the machine.
+    A worker with one slow env sleeps most of the time and wakes with cold caches, so the cost of a step depends on the
+    amount of code and memory that it touches. With a hundred such workers, that cost alone can fill the machine.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SingleEnvRunner(Runner):
         self._row = self._first[0] if self._fresh else self._successor
 
     def _writer_for(self, data: Transitions) -> tuple[PythonRowWriter, Transitions]:
-        """A row writer of these arrays; the most recent ones are kept."""
+        """Return a row writer for these arrays; up to WRITERS of them are kept."""
         if len(self._writers) == WRITERS:
             self._writers.clear()
         columns = (
@@ -120,7 +120,7 @@ class SingleEnvRunner(Runner):
         return made
 
     def _record_step(self, data: Transitions, t: int, decision: Decision, step: Step, clock1: int) -> Sequence[Episode]:
-        """For the slow path: the lane failed, or its first step after a failure."""
+        """Take the slow path, for a failed lane and its first step after a failure."""
         self._return[0], self._length[0] = self._ret, self._steps
         episodes = self._record(data, t, decision, step, clock1)
         self._ret, self._steps = float(self._return[0]), int(self._length[0])

@@ -1,14 +1,14 @@
-"""How often an environment may fail before it is given up."""
+"""The number of failures after which an environment is given up."""
 
 from __future__ import annotations
 
-GOOD_STEPS = 10  # steps between two failures after which they are not in a row
-FAILURES = 3  # in a row: an environment that is not trusted is given up
-TRUSTED_FAILURES = 10  # the same for one that is: rare random failures must not add up
+GOOD_STEPS = 10  # good steps between two failures after which these do not count as consecutive
+FAILURES = 3  # consecutive failures after which an untrusted environment is given up
+TRUSTED_FAILURES = 10  # the same for a trusted environment: rare random failures must not add up
 
 
 class Tolerance:
-    """Counts the failures of one environment, which is trusted after so many good steps in a row."""
+    """Counts the failures of one environment, which is trusted after `trusted_after` good steps in a row."""
 
     __slots__ = ("_in_a_row", "_trusted_after", "limit")
 
@@ -16,7 +16,7 @@ class Tolerance:
         self._in_a_row, self._trusted_after, self.limit = 0, trusted_after, FAILURES
 
     def exhausted(self, good: int) -> bool:
-        """Count one more failure, after so many good steps; whether it was one too many."""
+        """Count a failure that came after `good` good steps; returns whether it was one too many."""
         if good >= self._trusted_after:
             self.limit = TRUSTED_FAILURES
         if good >= GOOD_STEPS:

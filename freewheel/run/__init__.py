@@ -1,1 +1,1 @@
-"""A training run: the plan, the trainer, checkpoints, stopping, and a finished run read back."""
+"""A training run: its plan, trainer, checkpoints and end, and the code that reads a finished run."""

@@ -1,4 +1,4 @@
-"""The end of a run: every part of it is tried, whatever became of the parts before; and what the exit code says of it."""
+"""The end of a run: every part is attempted even if an earlier one failed. The outcome determines the exit code."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from freewheel.metrics.meter import Budget
 from freewheel.run.process import Interrupted, exit_called
 
 Out = TypeVar("Out")
-SPARE = 24  # descriptors that the end of a run needs
+SPARE = 24  # file descriptors reserved for the end of a run
 
 
 class Ending:
-    """How a run ends. The first failure is the run's own; those after it are notes on it, and problems in the summary."""
+    """How a run ends. It fails with the first failure; later ones become notes on it, and problems in the summary."""
 
     def __init__(self) -> None:
         self.reason = ""  # summary["ended"]
         self.failure: BaseException | None = None
-        self.problems: list[str] = []  # what is not as it should be, a line each
+        self.problems: list[str] = []  # one line for each thing that went wrong
         self._begun = threading.Lock()
         self._spare = list[int]()
 
     def prepare(self) -> None:
-        """Keep descriptors for the end: an environment that has taken all others must not cost the last save."""
+        """Reserve descriptors, so that the last save works even if an environment has used up all the others."""
         with suppress(OSError):
             self._spare += [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(SPARE)]
 
     def begin(self) -> bool:
-        """Whether the caller is the one to end the run: the training, or a thread that ends it in its place."""
+        """Return True to the first caller, who has to end the run: the training, or a thread that replaces it."""
         first = self._begun.acquire(blocking=False)
         while first and self._spare:
             os.close(self._spare.pop())
@@ -61,28 +61,28 @@ class Ending:
             self.problems.append(f"{what} failed: {_first_line(error)}")
 
     def judge(self, budget: Budget, done: Mapping[str, int]) -> None:
-        """A run that has used up what it was given without an update is no success."""
+        """Fail a run that used up its budget before the first update."""
         if self.failure is None and vars(budget).get(self.reason) and not done["updates"]:
-            spent = f"--{self.reason} were over after {done['env_steps']:,} env steps, before the first update"
-            endless = "limit episodes that do not end (--max-episode-steps)"
-            less = "ask for fewer rows an update" if done["env_steps"] else endless
-            remedy = f"give more to `freewheel resume`, or {less}"
+            spent = f"--{self.reason} ran out after {done['env_steps']:,} env steps, before the first update"
+            endless = "limit the length of episodes (--max-episode-steps)"
+            less = "use fewer rows per update" if done["env_steps"] else endless
+            remedy = f"raise the limit with `freewheel resume`, or {less}"
             self.fail(NothingLearnedError(f"nothing was learned: {spent}; {remedy}"), "training")
 
     def attempt(self, what: str, part: Callable[[], Out], otherwise: Out) -> Out:
-        """One part of the end; if it fails, what to go on with."""
+        """Run one part of the end; return `otherwise` if it fails."""
         try:
             return part()
         except Interrupted:
             self.reason = "interrupted"
-        except BaseException as error:  # noqa: BLE001 - raised when everything has been tried
+        except BaseException as error:  # noqa: BLE001 - raised when every part has been attempted
             self.fail(error, what)
         return otherwise
 
     @contextmanager
     def leaving(self, resource: AbstractContextManager[Out], what: str) -> Iterator[Out]:
-        """`with resource`, but what fails on the way out hides no failure, and nothing that was achieved: an environment that
-        cannot be closed has done its work."""
+        """Like `with resource`, but an error on exit never hides an earlier failure, and fails a successful run only if
+        it is a FreewheelError but no EnvError: an environment that cannot be closed has already done its work."""
         entered = resource.__enter__()
         try:
             yield entered
@@ -102,7 +102,7 @@ class Ending:
                 inside.add_note(f"{what[0].upper()}{what[1:]} failed after that: {error!r}")
 
     def exit_code(self, stopped_by: signal.Signals | None, *, degraded: bool) -> int:
-        """By what matters most: a failure, a signal, workers that were lost for good."""
+        """Return the exit code, by priority: a failure, a signal, workers that were lost permanently."""
         if self.failure is not None:
             return exit_code_of(self.failure)
         if stopped_by is not None:
@@ -121,9 +121,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def without_descriptors(error: BaseException, env: str) -> BaseException:
-    """The same, or of a process that has no descriptor left a line that names its environment and the limit."""
+    """Return the error itself; if the process ran out of descriptors, one that names the environment and the limit."""
     if not isinstance(error, OSError) or error.errno != errno.EMFILE:
         return error
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    question = f"does {env} open files that it does not close? Else raise the limit, or use fewer envs"
-    return SetupError(f"this process has all the {limit:,} files open that it may (ulimit -n): {question}")
+    question = f"does {env} open files that it does not close? Otherwise raise the limit, or use fewer envs"
+    return SetupError(f"this process has reached its limit of {limit:,} open files (ulimit -n): {question}")

@@ -1,4 +1,4 @@
-"""A trained policy as files that need no Freewheel: weights and JSON with a loader of a few lines of numpy, or an ONNX graph."""
+"""Exports a trained policy to files that work without Freewheel: weights, JSON and a numpy loader, or an ONNX graph."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Format = Literal["numpy", "onnx"]
 
 
 def export(policy: Policy, out: Path, form: Format = "numpy") -> Path:
-    """Write the policy into a folder of its own, whole or not at all; a former export in its place is replaced."""
+    """Write the policy into a new folder atomically; an earlier export at this path is replaced."""
     _refuse(policy, form)
     params = {name: np.ascontiguousarray(policy.saved.params[name]) for name in actor_layout(policy.spec)}
     files = {LOADER: loader(policy).encode()}
@@ -62,7 +62,7 @@ def _refuse(policy: Policy, form: Format) -> None:
 
 
 def _about(policy: Policy) -> dict[str, Any]:
-    """What the checkpoint says, the columns of the network's input, and how its outputs become actions."""
+    """Return the checkpoint's metadata, the columns of the network's input, and how its outputs become actions."""
     columns, stop = list[dict[str, Any]](), 0
     for part in policy.inputs:
         start, stop = stop, stop + part.stop - part.start
@@ -76,7 +76,7 @@ def _width(policy: Policy) -> int:
 
 
 def loader(policy: Policy) -> str:
-    """The source of predict.py."""
+    """Return the source of predict.py."""
     spec, layers, width = policy.spec, len(policy.spec.hidden), _width(policy)
     lines = ["x = np.atleast_2d(np.asarray(obs, np.float32))"]
     if spec.rescales:
@@ -115,7 +115,7 @@ def predict({arguments}):  # {shapes} -> N actions
 
 
 def _answer(policy: Policy) -> Iterator[str]:
-    """From the outputs of the network to actions of the environment."""
+    """Yield the source lines that turn the network's outputs into actions of the environment."""
     spec, action, greedy = policy.spec, policy.layout.action, HEADS[policy.spec.head].greedy
     if greedy == "argmax":
         if spec.mask is not None:
@@ -135,7 +135,7 @@ def _answer(policy: Policy) -> Iterator[str]:
 
 
 def _limits(policy: Policy) -> NDArray:
-    """By column of the input: what its normalised value is clipped to."""
+    """Return the clipping limit of each input column's normalised value; inf: it is not clipped."""
     limits = np.full(policy.spec.obs_size, np.inf)
     for start, stop in policy.spec.normalised:
         limits[start:stop] = CLIP
@@ -143,13 +143,13 @@ def _limits(policy: Policy) -> NDArray:
 
 
 def _literal(values: NDArray) -> str:
-    """Numbers as Python source: one if they are all the same."""
+    """Return numbers as Python source: a single number if all are equal."""
     texts = [repr(float(value)).replace("inf", "np.inf") for value in values]
     return texts[0] if len(set(texts)) == 1 else f"np.array([{', '.join(texts)}])"
 
 
 class _Nodes:
-    """An ONNX graph that is written from its input to its output."""
+    """The nodes and constants of an ONNX graph, collected from its input to its output."""
 
     def __init__(self) -> None:
         from onnx import helper, numpy_helper
@@ -159,7 +159,7 @@ class _Nodes:
         self.constants: list[Any] = []
 
     def add(self, kind: str, *inputs: str | NDArray, **attributes: Any) -> str:
-        """The name of the result of one more operation; arrays become constants."""
+        """Add one operation and return the name of its result; arrays become constants."""
         names = [value if isinstance(value, str) else self._kept(value) for value in inputs]
         out = f"{kind.lower()}_{len(self.nodes)}"
         self.nodes.append(self._node(kind, names, [out], **attributes))
@@ -172,7 +172,7 @@ class _Nodes:
 
 
 def _graph(policy: Policy) -> bytes:
-    """The network as ONNX: obs [N, D] (and mask [N, K]) to actions of the environment."""
+    """Return the network as ONNX, which maps obs [N, D] (and mask [N, K]) to actions of the environment."""
     from onnx import TensorProto, checker, helper
 
     spec, action, made = policy.spec, policy.layout.action, _Nodes()
@@ -210,7 +210,7 @@ def _activation(made: _Nodes, name: str, x: str) -> str:
 
 
 def _action(made: _Nodes, policy: Policy, x: str) -> str:
-    """From the outputs of the network to actions of the environment."""
+    """Add the nodes that turn the network's outputs into actions of the environment."""
     from onnx import helper
 
     spec, action, greedy = policy.spec, policy.layout.action, HEADS[policy.spec.head].greedy

@@ -1,4 +1,4 @@
-"""Hooks: a user's own code in a run, called when something has happened, with a handle on the run."""
+"""Hooks: user code that a run calls when events happen, with a handle on the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from freewheel.run.process import Stop
 
 
 class Run:
-    """A run while it trains, as hooks see it."""
+    """A training run, as hooks see it."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class Run:
         contexts: NDArray | None = None,
         check: Callable[[], None] = nothing,
     ) -> None:
-        """`contexts`: those of the session before, in a run that goes on; `check`: see Stop.check."""
+        """`contexts`: those of the previous session, if this one resumes a run; `check`: see Stop.check."""
         self._plan, self._learner, self._meter, self._save, self._check = planned, learner, meter, save, check
         self._contexts, self._reason = planned.config.run.contexts if contexts is None else contexts, ""
-        self._rate: float | None = None  # what hooks have assigned since `_assigned` was called
+        self._rate: float | None = None  # assigned by hooks since the last call of `_assigned`
         self._new_contexts: NDArray | None = None
 
     def __repr__(self) -> str:
@@ -61,22 +61,22 @@ class Run:
 
     @property
     def episodes(self) -> int:
-        """Episodes that have ended, those included that on_episode has not seen yet."""
+        """Finished episodes, including those that on_episode has not seen yet."""
         return self._meter.done["episodes"]
 
     @property
     def rows(self) -> RowCounts:
-        """Rows that have reached the learner, up to this very moment: trained, queued and dropped."""
+        """Counts of the rows that have reached the learner up to now: trained, queued and dropped."""
         return self._learner.rows()
 
     @property
     def updates(self) -> int:
-        """Updates of the learner."""
+        """The learner's finished updates."""
         return self._meter.done["updates"]
 
     @property
     def version(self) -> int:
-        """The version of the weights: it counts publications."""
+        """The version of the weights: the number of publications."""
         return self._learner.version
 
     @property
@@ -86,13 +86,13 @@ class Run:
 
     @property
     def progress(self) -> float:
-        """How much of the budget is spent, 0 to 1."""
+        """The share of the budget that is spent, 0 to 1."""
         return self._plan.config.run.budget.progress(self.env_steps, self.seconds, self.episodes)
 
     @property
     def learning_rate(self) -> float:
-        """Adam's step size in the next update. What is assigned stays until it is assigned again: a schedule of the algorithm
-        (ppo.lr_schedule) has no effect after that."""
+        """Adam's step size in the next update. An assigned value stays until the next assignment: it disables a
+        schedule of the algorithm (ppo.lr_schedule)."""
         return self._adjustable().learning_rate
 
     @learning_rate.setter
@@ -103,8 +103,8 @@ class Run:
 
     @property
     def contexts(self) -> NDArray:
-        """The table [K, C] that training episodes draw their context from. A new table is sent with the next version of the
-        weights, and serves the episodes that begin after that. Evaluations keep the table that the run was started with."""
+        """The table [K, C] from which training episodes draw their context. A new table is sent with the next version
+        of the weights and applies to episodes that begin after that. Evaluations keep the run's first table."""
         return self._contexts
 
     @contexts.setter
@@ -126,7 +126,7 @@ class Run:
         self._contexts = self._new_contexts = new
 
     def _assigned(self) -> tuple[float | None, NDArray | None]:
-        """What hooks have assigned since the last call, for learners beside this one: a learning rate, a table of contexts."""
+        """Return the learning rate and contexts assigned since the last call, for the run's other learners."""
         found = self._rate, self._new_contexts
         self._rate = self._new_contexts = None
         return found
@@ -138,9 +138,9 @@ class Run:
 
     @property
     def learned(self) -> dict[str, NDArray]:
-        """A copy of all that the learner has learned, by name: weights of its policy and critics, and running statistics. What
-        is assigned has the same names and shapes; its optimiser and its rows stay as they are. Assigned in on_publish, it is
-        what is sent to those who act."""
+        """A copy of all learned arrays, by name: weights of its policy and critics, and running statistics.
+        Assigned values need the same names and shapes; the optimiser and the rows are unchanged. Values assigned in
+        on_publish are sent to the actors."""
         return self._learned()
 
     @learned.setter
@@ -150,31 +150,31 @@ class Run:
         self._learner.adopt(learned)
 
     def check(self) -> None:
-        """Call it now and then in a hook that waits: rows of metrics are written when they are due, and the run ends if a signal
-        has asked for that or its time is over."""
+        """Call this regularly in a hook that waits. It writes rows of metrics when they are due, and ends the run if a
+        signal has requested that or its time is up."""
         self._check()
 
     def log(self, name: str, value: SupportsFloat) -> None:
-        """Add a metric of your own to the next row of metrics.jsonl and of every other sink: the mean of what was logged under
-        this name since the last row. Rows without a new value do not have it."""
+        """Add your own metric to the next row of metrics.jsonl and of every other sink. The row gets the mean of all
+        values logged since the last row; rows without a new value omit the metric."""
         self._meter.log(name, value)
 
     def save(self) -> Path | None:
-        """Save a checkpoint now, which becomes the latest, and return its folder when it is written; None if the disk failed.
-        From on_episode, on_update and on_eval it is one from which the run can be resumed, elsewhere it has the weights alone.
-        The newest two are kept, and the best. on_checkpoint is not called."""
+        """Save a checkpoint now, as the latest, and return its folder once it is written; None if the disk failed.
+        In on_episode, on_update and on_eval, the run can be resumed from it; elsewhere, it holds only the weights.
+        The newest two checkpoints and the best one are kept. on_checkpoint is not called."""
         with self._meter.span("save"):
             return self._save()
 
     def stop(self, reason: str = "stopped") -> None:
-        """End the run in good order after this turn of the loop. The reason becomes summary["ended"]; the first one counts."""
+        """End the run cleanly after this turn of the loop. The first reason given becomes summary["ended"]."""
         if not reason or not isinstance(reason, str):
             raise ValueError(f"run.stop(reason) takes a text that says why, not {reason!r}")
         self._reason = self._reason or reason
 
     @property
     def stopping(self) -> str:
-        """The reason that a hook gave to `stop`; empty while the run goes on."""
+        """The reason that a hook gave to `stop`; empty if none did."""
         return self._reason
 
     def _learned(self) -> dict[str, NDArray]:
@@ -191,35 +191,35 @@ class Run:
 
 
 class Hook:
-    """What may be called during a run; define what you need. Any object with some of these methods is a hook.
+    """The events of a run; define the methods you need. Any object with some of these methods is a hook.
 
-    A turn of the loop calls on_publish, on_episode, on_update, on_eval and on_checkpoint, in this order; several hooks in the
-    order of their list. Never two at a time, and learning waits for them. What a hook raises ends the run as any failure does.
+    A turn of the loop calls on_publish, on_episode, on_update, on_eval and on_checkpoint, in this order. For each
+    event, hooks are called one by one, in list order, and learning waits. An exception from a hook ends the run.
     """
 
     def on_start(self, run: Run) -> None:
-        """Before environments are started."""
+        """Called before environments are started."""
 
     def on_episode(self, run: Run, episode: Episode) -> None:
-        """After a training episode has ended and its last row has reached the learner."""
+        """Called after a training episode has ended and its last row has reached the learner."""
 
     def on_publish(self, run: Run) -> None:
-        """After an update, before its weights are sent to those who act: run.learned may be read and replaced."""
+        """Called after an update, before its weights are sent to the actors: run.learned may be read and replaced."""
 
     def on_update(self, run: Run, metrics: Metrics) -> None:
-        """After an update, with its metrics, when new weights have been sent to those who act. Algorithms with a replay buffer
-        report up to 32 gradient steps at once, and most metrics not every time."""
+        """Called after an update, with its metrics, when new weights have been sent to the actors. Algorithms with a
+        replay buffer report up to 32 gradient steps at once, and omit most metrics from some of the reports."""
 
     def on_eval(self, run: Run, step: int, score: Score) -> None:
-        """After an evaluation of the weights of this step has ended, which may be a while ago."""
+        """Called after an evaluation of the weights of this step, which may lie well before the present step."""
 
     def on_checkpoint(self, run: Run, path: Path) -> None:
-        """After a checkpoint was saved in this folder: the best weights so far, one of every --checkpoint-every minutes, or the
-        last one at the end of the run."""
+        """Called after a checkpoint was saved in this folder: the best so far, a periodic one (--checkpoint-every), or
+        the last one at the end of the run."""
 
     def on_stop(self, run: Run, ended: str) -> None:
-        """Once, however the run ended: steps, minutes, episodes, interrupted, failed, or the reason that
-        was given to run.stop. The last weights are saved, the summary is not written yet."""
+        """Called once, however the run ended: steps, minutes, episodes, interrupted, failed, or the reason that
+        was given to run.stop. The last weights are saved, but the summary is not written yet."""
 
 
 EVENTS = ("on_start", "on_episode", "on_publish", "on_update", "on_eval", "on_checkpoint", "on_stop")
@@ -236,7 +236,7 @@ class Hooks:
     """All hooks of a run; events without a listener cost nothing."""
 
     def __init__(self, hooks: Sequence[object], run: Run, wrap: Callable[[Listener], Listener] = _unchanged) -> None:
-        """`wrap`: what to make of each method."""
+        """`wrap`: a decorator for each method."""
         self.run = run
         listeners = {event: [wrap(method) for hook in hooks if (method := _method(hook, event))] for event in EVENTS}
         self._start, self._episode, self._publish, self._update = list(listeners.values())[:4]
@@ -247,12 +247,12 @@ class Hooks:
             call(self.run)
 
     def publishing(self) -> None:
-        """Before a new version is published."""
+        """Call on_publish before a new version is published."""
         for call in self._publish:
             call(self.run)
 
     def turn(self, tick: Tick) -> None:
-        """After every turn of the loop."""
+        """Call on_episode and on_update after a turn of the loop."""
         if self._episode:
             for episode in (one for chunk in tick.chunks for one in chunk.episodes):
                 for call in self._episode:
@@ -262,7 +262,7 @@ class Hooks:
                 call(self.run, tick.metrics)
 
     def evaluated(self, step: int, score: Score, saved: Path | None) -> None:
-        """After an evaluation; `saved`: the folder of the weights, if they are the best so far."""
+        """Call on_eval; `saved`: the checkpoint of these weights if they are the best so far, for on_checkpoint."""
         for call in self._eval:
             call(self.run, step, score)
         if saved is not None:
@@ -273,8 +273,8 @@ class Hooks:
             call(self.run, folder)
 
     def end(self, saved: Path | None, ending: Ending, stop: Stop) -> None:
-        """After the last weights were saved, if they could be. Every hook is told, whatever others raise. A second signal may
-        interrupt a hook."""
+        """Call on_checkpoint if the last weights could be saved, then on_stop. Every hook is called even if others
+        raise. A second signal may interrupt a hook."""
         calls = [partial(call, self.run, saved) for call in self._checkpoint if saved is not None]
         for tell in (*calls, *(partial(call, self.run, ending.reason) for call in self._stop)):
             stop.over = False
@@ -285,8 +285,8 @@ class Hooks:
 
 
 def misfit(arrays: Mapping[str, NDArray], known: Mapping[str, NDArray]) -> str:
-    """What is wrong with arrays that should have the names, shapes and types of those that are known, and finite values; empty:
-    nothing."""
+    """Describe the first array that is not finite or differs from the known arrays in name, shape or type; empty if
+    there is none."""
     for name in (*known, *arrays):
         ours, theirs = (None if name not in some else (some[name].shape, some[name].dtype) for some in (known, arrays))
         if ours != theirs:
@@ -298,8 +298,8 @@ def misfit(arrays: Mapping[str, NDArray], known: Mapping[str, NDArray]) -> str:
 
 
 def find_hooks(given: Sequence[object]) -> list[object]:
-    """Hooks from objects and names (package.module:Name or path/to/file.py:Name, a class without arguments or an object);
-    UsageError about what is none. Names come from the command line and from config.json."""
+    """Return hooks for objects and names (package.module:Name or path/to/file.py:Name, an object or a class that takes
+    no arguments); UsageError if one is not a hook. Names come from the command line and from config.json."""
     if isinstance(given, (str, Hook)) or not isinstance(given, Sequence):
         raise UsageError(
             f"hooks takes a list: hooks=[{repr(given) if isinstance(given, str) else type(given).__name__ + '()'}]"
@@ -320,7 +320,7 @@ def _named(place: str) -> object:
         raise UsageError(f"'{module}' has no hook '{name}'{nearest(name, hooks, '')}")
     found: object = known[name]
     refuse_builtin(found, f"the hook '{place}'")
-    if isinstance(found, type) and any(hasattr(found, event) for event in EVENTS):  # anything else is not called
+    if isinstance(found, type) and any(hasattr(found, event) for event in EVENTS):  # no other class is instantiated
         return found()
     return found
 
@@ -339,11 +339,11 @@ def _check(hook: object) -> None:
         except TypeError:
             raise UsageError(f"{kind}.{name} must take ({', '.join(wanted)})") from None
     if not names:
-        raise UsageError(f"{hook!r} is no hook: it has none of {', '.join(EVENTS)}")
+        raise UsageError(f"{hook!r} is not a hook: it has none of {', '.join(EVENTS)}")
 
 
 def _method(hook: object, event: str) -> Callable[..., Any] | None:
-    """The method for an event, unless it is that of Hook, which does nothing."""
+    """Return the hook's method for an event; None if it is missing or inherited from Hook, where it does nothing."""
     own = getattr(type(hook), event, None)
     found: Callable[..., Any] | None = getattr(hook, event, None)
     return None if own is not None and own is getattr(Hook, event) else found

@@ -1,4 +1,4 @@
-"""The directory of a run: its name, claimed so that no two runs get the same one, and how it is found again."""
+"""Run directories: choose and claim a name that no other run uses, and find a run by its name or path."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from freewheel.files.lock import FileLock
 from freewheel.files.reach import typed
 from freewheel.run.checkpoints import checkpoint
 
-if TYPE_CHECKING:  # a process that only loads a policy does not need it
+if TYPE_CHECKING:  # not needed by a process that only loads a policy
     from freewheel.config.resolve import Config
 
 CONFIG, SUMMARY, METRICS, LOCK, CHECKPOINTS = "config.json", "summary.json", "metrics.jsonl", ".lock", "checkpoints"
 LINKS = ("best", "latest")
 LONGEST = 255  # bytes of a name in a path, on all usual file systems
-ROOM = 25  # of these for what is added to the name of a run: -2, -seed3, .part-
-ASKED = ("flag", "argument")  # sources of a name chosen for this very run; one from a file names a family of runs
+ROOM = 25  # bytes of these that are reserved for additions to a run's name: -2, -seed3, .part-
+ASKED = ("flag", "argument")  # sources of a name for this run only; a name from a file may serve several runs
 
 
 @dataclass(frozen=True)
 class RunName:
-    """NAME under a folder, or where that is taken the first free one of NAME-2, NAME-3, ... unless it has to be `exact`."""
+    """A name under a folder. If NAME is taken, the first free one of NAME-2, NAME-3, ... is used, unless `exact`."""
 
     folder: Path
     base: str
@@ -42,7 +42,7 @@ class RunName:
         return self.folder / self.name
 
     def free(self) -> Self:
-        """The first name that is not taken now; SetupError if it has to be exact and is taken."""
+        """Return the first name that is free now; SetupError if the name is exact and taken."""
         numbers = [self.number] if self.exact else itertools.count(self.number)
         for name in (replace(self, number=number) for number in numbers):
             if not name.path.exists() or (self.exact and _abandoned(name.path)):
@@ -50,7 +50,7 @@ class RunName:
         raise SetupError(f"run '{self.name}' exists in {self.folder}; choose another --run or remove it")
 
     def claim(self) -> Self:
-        """Create the directory; a name that another process has taken since is passed over."""
+        """Create the directory; skip a name that another process has taken in the meantime."""
         try:
             checkpoint.make_private(self.folder)
             while True:
@@ -66,13 +66,13 @@ class RunName:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether a run was killed when it had locked its directory and no more; of two that begin there, one gets the lock."""
+    """Return whether a run was killed when it had only locked its directory. A new run has to take the lock."""
     there = {name for name in os.listdir(path) if not name.startswith(checkpoint.PART)} if path.is_dir() else set()
     return there == {LOCK} and FileLock.holder(path / LOCK) is None
 
 
 def name_run(config: Config) -> RunName:
-    """A free name for a run; SetupError if the one that was asked for is taken, or if its place cannot be written."""
+    """Return a free name for a run; SetupError if the requested name is taken or its folder is not writable."""
     folder, given = typed(Path(config.run.output.runs_dir)), config.run.output.name
     check_length(folder)
     check_length(Path(given), LONGEST - ROOM)
@@ -86,7 +86,7 @@ def name_run(config: Config) -> RunName:
 
 
 def check_length(path: Path, most: int = LONGEST) -> None:
-    """UsageError about a name in this path that no file can have."""
+    """Raise UsageError if a name in this path is too long for a file."""
     if long := next((part for part in path.parts if len(os.fsencode(part)) > most), ""):
         size = len(os.fsencode(long))
         raise UsageError(f"'{long[:30]}...' has {size} bytes, a name here has at most {most}; choose a shorter one")
@@ -94,7 +94,7 @@ def check_length(path: Path, most: int = LONGEST) -> None:
 
 @dataclass(frozen=True)
 class RunRef:
-    """A run that there is, and which of its checkpoints is meant."""
+    """An existing run and the choice of one of its checkpoints."""
 
     run: Path
     which: str  # best, latest or a step
@@ -105,7 +105,7 @@ class RunRef:
 
 
 def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> RunRef:
-    """What RUN, RUN@best, RUN@latest, RUN@STEP or the path of a checkpoint means; `which`: the same, given in another place."""
+    """Resolve RUN, RUN@best, RUN@latest, RUN@STEP or the path of a checkpoint; `which`: a separate choice."""
     for place in (Path(runs_dir) / name, Path(name)):
         if place.parent.name == CHECKPOINTS and (place.parents[1] / CONFIG).is_file():
             run, chosen = typed(place.parents[1]), place.name
@@ -120,7 +120,7 @@ def locate(name: str, runs_dir: str, which: str = "", usual: str = "best") -> Ru
 
 
 def find_run(name: str, runs_dir: str) -> Path:
-    """The directory of a run, given by its name under runs_dir or by its path."""
+    """Return the directory of a run, given by its name under runs_dir or by its path."""
     check_length(Path(runs_dir) / name)
     for place in (Path(runs_dir) / name, Path(name)):
         if (place / CONFIG).is_file():

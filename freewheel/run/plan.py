@@ -1,4 +1,4 @@
-"""Plan: what a Config means for this world on this machine, worked out before anything is started."""
+"""The plan of a run: a Config resolved for this environment and this machine, before anything is started."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from freewheel.run.process import yield_further
 from freewheel.seeding import tree
 from freewheel.transport.survey import Survey
 
-NICE = 5  # how much lower the priority of workers that compute is, where more of them than cores run
+NICE = 5  # added to the niceness of compute-bound workers if there are more of them than cores
 
 Report: TypeAlias = Callable[[str], None]
 
@@ -55,7 +55,7 @@ def silent(text: str) -> None:
 
 
 def print_line(text: str) -> None:
-    """Report on the screen."""
+    """Print the report."""
     sys.stdout.write(f"{printable(text, WHITE)}\n")
     sys.stdout.flush()
 
@@ -66,17 +66,17 @@ def nothing() -> None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a Config means for this world on this machine; nothing is started yet."""
+    """A Config resolved for this environment and this machine; nothing is started yet."""
 
     config: Config
     spec: EnvSpec
     policy: PolicySpec
     name: RunName
     device: str
-    init: Checkpoint | None = None  # the weights to start with; None: random ones
-    cost: EnvCost | None = None  # of one environment; 0 for a simulator of all lanes
-    remarks: tuple[str, ...] = ()  # about numbers that were given or chosen
-    share: Share = ALL  # of the whole run, where several learners train together
+    init: Checkpoint | None = None  # the initial weights; None: random ones
+    cost: EnvCost | None = None  # of one environment; zeros for a simulator of all lanes
+    remarks: tuple[str, ...] = ()  # notes about given or chosen numbers
+    share: Share = ALL  # this learner's part of the run if several learners train together
 
     @property
     def path(self) -> Path:
@@ -85,13 +85,13 @@ class Plan:
 
     @property
     def batch(self) -> BatchSpec:
-        """What one update learns from."""
+        """The rows of one update."""
         steps, episodes = self.config.run.steps_per_env, self.config.collector.episodes_per_update
         return BatchSpec(steps=steps, lanes=self.spec.lanes, episodes=episodes, max_lag=self.max_lag)
 
     @property
     def learner_spec(self) -> LearnerSpec:
-        """What the learner needs to know about the run."""
+        """The facts about the run that the learner needs."""
         run, name, spec = self.config.run, self.config.env.label, self.spec
         return LearnerSpec(
             policy=self.policy,
@@ -111,34 +111,34 @@ class Plan:
 
     @property
     def max_lag(self) -> int | None:
-        """The bound on the lag that the mode enforces, if any; a replay buffer needs none."""
+        """The bound on the policy lag that the mode enforces, if any; None with a replay buffer, which needs none."""
         return self.config.collector.max_lag if self.config.learner.on_policy else None
 
     @property
     def gpus(self) -> list[str]:
-        """Those of this learner and its simulator, the learner's first; one if they share it."""
+        """The GPUs of this learner and its simulator, the learner's first; a single one if they share it."""
         both = self.device, self.spec.device if self.spec.batched_on_device else "cpu"
         return [device for device in dict.fromkeys(both) if device != "cpu"]
 
     @property
     def workers(self) -> int:
-        """The number of processes that act; without worker processes, the trainer itself is one."""
+        """The number of processes that act; 1, the trainer itself, without worker processes."""
         return 1 if self.worker_config is None else self.worker_config.worker_count
 
     @property
     def env_processes(self) -> int:
-        """The number of processes that step environments, besides the trainer; 0: it steps them itself."""
+        """The number of processes that step environments; 0: the trainer steps them itself."""
         return 0 if self.spec.batched_on_device else self.config.collector.env_processes
 
     @property
     def worker_config(self) -> WorkersConfig | None:
-        """The numbers of workers and of their envs; None if there are no worker processes, as with a batched simulator."""
+        """The numbers of workers and their envs; None without worker processes, as with a batched simulator."""
         collect = self.config.collector
         return collect if isinstance(collect, WorkersConfig) and not self.spec.batched_on_device else None
 
     @property
     def actors(self) -> str:
-        """What is started to act, for the user."""
+        """Describe for the user what is started to act."""
         if self.spec.batched_on_device:
             return f"a simulation of {self.spec.lanes} lanes on {self.spec.device}"
         line = self.config.collector.plan_line()
@@ -151,8 +151,8 @@ class Plan:
 
     @property
     def turns(self) -> int:
-        """Workers that act at a time, in turn; 0: all. More that compute than there are cores only take these from each other
-        and from the learner."""
+        """The number of workers that act at a time, in turn; 0: all. More compute-bound workers than cores would only
+        compete with each other and with the learner."""
         if self.config.collector.elsewhere:
             return 0
         computes = self.cost is not None and self.cost.computes and self.worker_config is not None
@@ -161,13 +161,13 @@ class Plan:
 
     @property
     def cores(self) -> int:
-        """Of this machine, for this learner."""
+        """This learner's share of the machine's cores."""
         return max(1, usable_cores() // self.share.local)
 
     @property
     def yields(self) -> Literal["learner", "workers"] | None:
-        """Who has a lower priority where more workers than cores run: the learner, so that workers that wait wake in time; or
-        workers that compute, which would leave it no time at all."""
+        """Who gets a lower priority if there are more workers than cores: the learner, so that waiting workers wake in
+        time, or compute-bound workers, which would otherwise starve it."""
         if self.workers <= self.cores or self.config.collector.elsewhere:
             return None
         return "workers" if self.cost is not None and self.cost.computes else "learner"
@@ -180,7 +180,7 @@ class Plan:
 
     @property
     def setup(self) -> Setup:
-        """What decides which targets the run can reach."""
+        """The facts that decide which targets the run can reach."""
         learner, spec, run, workers = self.config.learner, self.learner_spec, self.config.run, self.worker_config
         replay = learner if isinstance(learner, ReplayConfig) else None
         rows = None if self.batch.episodes is not None else float(self.batch.rows)
@@ -202,10 +202,10 @@ class Plan:
         )
 
     def collect_spec(self, snapshot: Snapshot, while_waiting: Callable[[], None]) -> CollectSpec:
-        """What the collector has to do. Our actors load only their part of a snapshot, a user's module all of it."""
+        """Return the collector's task. Built-in actors load a part of a snapshot, a user's module loads all of it."""
         needed = snapshot.params if self.policy.module else actor_layout(self.policy)
         run = self.config.run
-        reserved = 0  # lanes that evaluate, where a process can have only one simulation
+        reserved = 0  # lanes kept for evaluations if a process can have only one simulation
         if self.spec.one_per_process and run.evaluation.evals:
             reserved = min(run.evaluation.eval_episodes, max(1, self.spec.lanes // 8))
         compiled, in_main = run.machine.compile, self.config.env.main_thread
@@ -227,19 +227,19 @@ class Plan:
 
     @property
     def _whole(self) -> int | None:
-        """Rows that all updates take together; learners beside this one decide with it when the run ends."""
+        """The rows of all updates, if known. Several learners decide together when the run ends, so it is None."""
         steps, known = self.config.run.budget.steps, self.config.learner.on_policy and self.batch.episodes is None
         return -(-steps // self.batch.rows) * self.batch.rows if steps and known and self.share.count == 1 else None
 
     @property
     def _longest(self) -> int | None:
-        """Where no limit of an episode is known: the steps of the whole run, but at least those of an evaluation episode."""
+        """If episodes have no known limit: the steps of the run, but at least --eval-max-steps. Otherwise None."""
         steps = self.config.run.budget.steps or DEFAULT_STEPS
         return None if self.config.env.episode_limit else max(self.config.run.evaluation.eval_max_steps, steps)
 
     @property
     def runner_factory(self) -> RunnerFactory:
-        """What builds environments and actors wherever they run."""
+        """Builds environments and actors in the process or thread where they run."""
         seed, policy = self.config.run.seed, self.policy
         on_device = self.spec.batched_on_device
         first_lane, first_worker = self.share.rank * self.spec.lanes, self.share.rank * self.workers
@@ -249,7 +249,7 @@ class Plan:
 
     @property
     def defaults_line(self) -> str:
-        """What was chosen because of the kind of world, in one line; empty if every such option was given."""
+        """One line about the defaults chosen for this kind of world; empty if the user gave all of these options."""
         source = f"default for {kind_of(self.spec)}"
         if source not in self.config.sources.values():
             return ""
@@ -261,7 +261,7 @@ class Plan:
         return f"{kind_of(self.spec)}: {f'{normalised} normalised, ' if normalised else ''}{described}"
 
     def lines(self) -> list[str]:
-        """The plan as text."""
+        """Return the plan as text."""
         config, spec = self.config, self.spec
         action = "actions to choose from" if spec.action.kind == "discrete" else "action columns"
         world = f"{spec.obs_size} observation columns ({', '.join(part.name for part in spec.slices)})"
@@ -293,7 +293,7 @@ class Plan:
 
 
 def arrange(config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
-    """The plan for an environment that has been measured."""
+    """Make the plan for a measured environment."""
     cost = replace(cost, batched=config.env.batched)
     remarks = [*config.policy.remarks(cost.spec), *config.collector.remarks(cost)]
     learners = config.run.machine.learners
@@ -326,21 +326,21 @@ def plan(
     run: Path | None = None,
     arranged: Callable[[Config, EnvCost, RunName, str], Plan] = arrange,
 ) -> Plan:
-    """Work out the plan; every mistake that can be found without starting anything is reported here.
+    """Make the plan; every mistake that can be found without starting anything is reported here.
 
-    `report` is given a line for the user about what is going on; `meanwhile` is called while the environment is measured; `run`
-    is the directory of a run that goes on or begins again; `arranged` makes the plan when the environment has been measured.
+    `report` gets progress lines for the user. `meanwhile` is called while the environment is measured. `run` is the
+    directory of a run that is resumed or restarted. `arranged` makes the plan from the measured cost.
     """
     config.collector.require()
     check_sizes(config)
     check_together(config)
     name = name_run(config) if run is None else RunName(run.parent, run.name, exact=True)
     config, device = placed_or_substituted(config)
-    _initial_weights(config)  # whether they can be read is known before a process is started
-    budget = None if arranged is arrange else BUDGET  # others compare modes by it
+    _initial_weights(config)  # reports unreadable weights before any process is started
+    budget = None if arranged is arrange else BUDGET  # any other `arranged` compares modes by the measurement
     known = recall(config, budget)
     verb = "opening" if config.env.on_device or known else "measuring"
-    told = f", measured here on {known.when} (`freewheel check` does so again)" if known else ""
+    told = f", measured here on {known.when} (`freewheel check` measures again)" if known else ""
     report(f"{verb} {config.env.label}{told} ...")
     cost = survey_env(config, meanwhile, budget=budget, known=known, report=report)
     return arranged(config, cost, name, device)
@@ -354,13 +354,13 @@ def survey_env(
     known: Known | None = None,
     report: Report = silent,
 ) -> EnvCost:
-    """What the environment costs, measured for about `budget` seconds in a process of its own; a simulator is not measured.
-    With several lanes, the times are those of a step of all of them. It ends with the minutes of the run at the latest.
+    """Measure the cost of the environment for about `budget` seconds in a separate process, except a simulator's. With
+    several lanes, the times are for a step of all of them. The limit of the run's minutes holds here, too.
 
-    By default it is measured for as long as the mode needs: where every number is given, it is only tried out, and a step that
-    takes long is not waited for. What is `known` from an earlier time is not measured again: it is made and reset.
+    By default it takes as long as the mode needs: if every number is given, the environment is only tried out, and a
+    slow step is not awaited. If `known` holds earlier numbers, the environment is only made and reset.
 
-    An env that cannot be sent to one is measured here, where no time-out holds, if the mode would run it here as well.
+    An env that cannot be sent to a process is measured here, without time-outs, if the mode would also run it here.
     """
     if config.env.on_device:
         return EnvCost(spec=_simulator(config), wall=0.0, row=0.0, cpu=0.0)
@@ -388,7 +388,7 @@ def survey_env(
 
 
 def _simulator(config: Config) -> EnvSpec:
-    """The spec of a simulator that steps all lanes at once."""
+    """Return the spec of a simulator that steps all lanes at once."""
     if not MODES[config.mode].simulators:
         name = config.env.label
         raise UsageError(f"{name} steps all its lanes at once: use --mode continuous instead of {config.mode}")
@@ -397,7 +397,7 @@ def _simulator(config: Config) -> EnvSpec:
 
 
 def _initial_weights(config: Config) -> Checkpoint | None:
-    """The weights that --init names."""
+    """Load the weights that --init names."""
     if not (name := config.run.init):
         return None
     place = locate(name, config.run.output.runs_dir)
@@ -405,7 +405,7 @@ def _initial_weights(config: Config) -> Checkpoint | None:
 
 
 def _as_in(config: Config, init: Checkpoint) -> Config:
-    """The same, normalising observations as the weights to start with do, unless the user has decided."""
+    """Return the config with the observation normalisation of the initial weights, unless the user has chosen one."""
     if config.policy.normalize_obs != "auto":
         return config
     normalised = bool(read_spec(init).normalised)
@@ -414,12 +414,12 @@ def _as_in(config: Config, init: Checkpoint) -> Config:
 
 
 def _check_weights(config: Config, policy: PolicySpec, init: Checkpoint | None) -> None:
-    """SetupError if the weights to start with belong to another network."""
+    """Raise SetupError if the initial weights belong to a different network."""
     if init is None:
         return
     here, there = asdict(policy), asdict(read_spec(init))
     for what in here:
-        if here[what] != there[what] and what != "log_std":  # only an initial value
+        if here[what] != there[what] and what != "log_std":  # log_std is only an initial value
             differs = f"{what} is {there[what]} there and {here[what]} here"
             remedy = "use the same environment and --policy options"
             raise SetupError(f"--init {config.run.init} has another network ({differs}): {remedy}")
@@ -428,7 +428,7 @@ def _check_weights(config: Config, policy: PolicySpec, init: Checkpoint | None) 
 
 
 def _check_recording(config: Config, spec: EnvSpec) -> None:
-    """What a schedule cannot hold."""
+    """Raise UsageError if the schedule of this run cannot be recorded."""
     if config.run.output.record_schedule and spec.batched_on_device:
         reason = f"{spec.name} steps all its lanes on a device"
         raise UsageError(f"--record-schedule is for environments that run on the CPU; {reason}")

@@ -1,4 +1,4 @@
-"""A trained policy as an object: raw observations in, raw actions out, without its environment."""
+"""A trained policy as an object that maps raw observations to raw actions, without its environment."""
 
 from __future__ import annotations
 
@@ -44,49 +44,49 @@ class Policy:
         self.inputs, self._mask = _inputs(spec, layout)
         self._nested = any(part.path for part in layout.observation.parts)
         size, dtype = layout.observation.size, layout.observation.dtype
-        self._row = np.zeros((1, size), dtype)  # of a single observation
+        self._row = np.zeros((1, size), dtype)  # the buffer for a single observation
         parts = self.inputs if self._mask is None else (*self.inputs, self._mask)
         self._writers = [part.writer(self._row[0]) for part in parts]
-        # A bare Box without a mask, the usual case, needs no look at its parts.
+        # The usual case, a bare Box without a mask, skips the lookup of parts.
         bare = len(parts) == 1 and not self._nested and parts[0].kind == "copy"
         self._bare = (parts[0].shape, self._row.dtype.kind) if bare else None
 
     @property
     def env(self) -> str:
-        """The name of the environment that it was trained on."""
+        """The name of the training environment."""
         return str(self._saved.about.get("env", ""))
 
     @property
     def step(self) -> int:
-        """The environment steps that it was trained for."""
+        """The number of environment steps of its training."""
         return self._saved.step
 
     @property
     def path(self) -> Path:
-        """The folder it was read from."""
+        """The folder of its checkpoint."""
         return self._saved.path
 
     @property
     def saved(self) -> Checkpoint:
-        """Its weights by name, and what else the checkpoint says."""
+        """The checkpoint: weights by name, and metadata."""
         return self._saved
 
     @property
     def state_size(self) -> int:
-        """Numbers in the memory of a recurrent policy; 0: it has none."""
+        """The size of a recurrent policy's memory; 0: it has none."""
         return self._actor.state_size
 
     def seed(self, seed: int) -> None:
-        """Make the actions that are sampled from now on repeatable."""
+        """Make the actions sampled from now on repeatable."""
         self._rng = generator(seed, "predict")
 
     def predict(self, obs: Any, mask: Any = None, state: Any = None, deterministic: bool = True) -> tuple[Any, Any]:
-        """The action for an observation of the environment, and the state to pass with the next one.
+        """Return the action for an observation of the environment, and the state to pass with the next observation.
 
-        One observation, or many: every array with one more dimension in front (a Dict is then a dict of such arrays), or a
-        list of observations. `mask` are the allowed actions, where they are not part of the observation; `state` is the
-        memory of a recurrent policy (None at the start of an episode). The answer is what the environment's `step` takes,
-        one or [N, ...]; torch tensors are answered with tensors on their device.
+        `obs` is one observation or several: arrays with one more dimension in front (a Dict is then a dict of such
+        arrays), or a list of observations. `mask` gives the allowed actions if the observation does not contain them.
+        `state` is the memory of a recurrent policy (None at the start of an episode). The action is what the
+        environment's `step` takes, one or [N, ...]; for torch tensors, it is a tensor on their device.
         """
         with self._lock:
             try:
@@ -103,7 +103,7 @@ class Policy:
         return _like(obs, action), state
 
     def columns(self, obs: Any) -> NDArray:
-        """The flat numbers that an exported network takes: `inputs` end to end, [D] of one observation or [N, D] of many."""
+        """Return the input of an exported network: `inputs` concatenated, [D] or, for several observations, [N, D]."""
         with self._lock:
             try:
                 arrays = self._arrays(obs, self.inputs)
@@ -120,7 +120,7 @@ class Policy:
         return f"Policy({self.env}, step {self.step}, {self.layout.action})"
 
     def _rows(self, obs: Any, mask: Any) -> tuple[NDArray, bool]:
-        """Columns [N, D] as the actor reads them, and whether it was one observation."""
+        """Return the columns [N, D] that the actor reads, and whether `obs` is a single observation."""
         if mask is None and type(obs) is np.ndarray and (obs.shape, obs.dtype.kind) == self._bare:
             self._writers[0](obs)
             return self._row, True
@@ -151,13 +151,13 @@ class Policy:
         return [_array(part, value) for part, value in zip(parts, values, strict=True)]
 
     def _values(self, obs: Any, parts: Sequence[SpaceLeaf]) -> list[Any]:
-        """The parts of an observation, or of a list of observations."""
+        """Return the parts of an observation, or of a list of observations."""
         if not self._nested:
             return [obs]
         if isinstance(obs, list):
             return [[part.leaf(one) for one in obs] for part in parts]
         if _is_array(obs):
-            if len(parts) == 1:  # of several groups, the policy reads this one
+            if len(parts) == 1:  # the only group that the policy reads
                 return [obs]
             names = ", ".join(part.name for part in parts)
             raise BadObservationError(f"obs: expected the parts {names}, got {short(obs)}")
@@ -195,12 +195,12 @@ def load(
     runs_dir: str = "runs",
     trust: bool = False,
 ) -> Policy:
-    """The policy of a run (a name under runs/, a path, or what train() returned), of a checkpoint or of an exported folder.
+    """Load the policy of a run (a name under runs/, a path or a train() result), a checkpoint or an export.
 
-    `which` weights: best (unless the run is given as RUN@STEP or as the path of a checkpoint), latest or a step. Nothing that
-    the files name is imported, except a network of your own (--policy.module), and that only if this user has saved it on this
-    machine, or with `trust`. `env` is needed only for runs that were saved without their spaces: the environment they were
-    trained on.
+    `which` selects the weights: best (default, unless `run` is RUN@STEP or the path of a checkpoint), latest or a step.
+    The only code that the files can import is a user's network (--policy.module), and only if this user saved it on
+    this machine, or with `trust`. `env`, the training environment, is needed only for runs that were saved without
+    their spaces.
     """
     saved = find(run, which, runs_dir)
     for text in saved.warnings:
@@ -217,7 +217,7 @@ def load(
 
 
 def find(run: str | os.PathLike[str] | Result, which: str | int = "", runs_dir: str = "runs") -> Checkpoint:
-    """The checkpoint that this means."""
+    """Find the checkpoint that `run` and `which` name."""
     path = Path(run if isinstance(run, str | os.PathLike) else run.path)
     folder = (path.parent if path.is_file() else path).resolve()  # `latest` is a link to a step
     if (folder / checkpoint.MANIFEST).is_file():
@@ -227,20 +227,20 @@ def find(run: str | os.PathLike[str] | Result, which: str | int = "", runs_dir: 
 
 
 def read_spec(saved: Checkpoint) -> PolicySpec:
-    """The network of a checkpoint; FileError about what cannot be one."""
+    """Return the network of a checkpoint; FileError if its description is invalid."""
     return PolicySpec.from_json(saved.about.get("policy"), f"policy of {saved.path / checkpoint.POLICY}")
 
 
 def actor_of(saved: Checkpoint, *, trust: bool = False) -> Actor:
-    """The policy of a checkpoint, ready to act; FileError unless its weights are finite and those of its network, ConsentError
-    if it names a module, and this user has neither saved it nor agreed to import it."""
+    """Return the policy of a checkpoint, ready to act. FileError unless its weights are finite and fit its network;
+    ConsentError if it names a module that this user has neither saved nor agreed to import."""
     spec, about = read_spec(saved), saved.about
     if spec.module and not trust and not origin.made_here("policy", about["policy"], about.get(origin.FIELD)):
         raise origin.refusal(str(saved.path / checkpoint.POLICY), f"policy.module {show(spec.module)}")
     version = value_of(int, saved.about.get("version"), f"version of {saved.path / checkpoint.POLICY}")
     weights = str(saved.path / checkpoint.WEIGHTS)
     layout = statistics_layout(spec) | head_layout(spec) if spec.module else actor_layout(spec)
-    check_weights(layout, saved.params, weights)  # before anything of its sizes is made
+    check_weights(layout, saved.params, weights)  # before memory of these sizes is allocated
     actor = make_actor(spec)()
     if spec.module:
         check_weights(own_layout(actor), saved.params, weights)
@@ -249,7 +249,7 @@ def actor_of(saved: Checkpoint, *, trust: bool = False) -> Actor:
 
 
 def own_layout(actor: Actor) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights of a user's module."""
+    """Return names and shapes of the weights of a user's module."""
     from freewheel.policies.nets import TorchActor
 
     assert isinstance(actor, TorchActor), "only these have modules"
@@ -257,7 +257,7 @@ def own_layout(actor: Actor) -> dict[str, tuple[int, ...]]:
 
 
 def _inputs(spec: PolicySpec, layout: Layout) -> tuple[tuple[SpaceLeaf, ...], SpaceLeaf | None]:
-    """The parts of an observation that the policy reads, and its action mask. A user's module reads all of them."""
+    """Return the observation's parts that the policy reads, and its action mask. A user's module reads all parts."""
     parts, mask = layout.observation.parts, layout.observation.mask
     mask = mask or next((part for part in parts if part.kind == "mask"), None)
     read = ((0, spec.obs_size),) if spec.module else spec.actor_columns
@@ -281,13 +281,13 @@ def _array(part: SpaceLeaf, value: Any) -> NDArray:
         raise BadObservationError(f"{part.name}: observations of different shapes in {short(value)}") from None
     if array.dtype.kind not in "biuf":
         raise BadObservationError(f"{part.name}: expected numbers of {part.space}, got {short(value)}")
-    # Bytes of a picture that came as other whole numbers, such as those of a JSON message.
+    # The bytes of an image may arrive as another integer type, for example from a JSON message.
     whole = part.dtype == "uint8" and array.dtype.kind in "iu" and array.dtype != np.uint8
     return array.astype(np.uint8) if whole and array.size and array.min() >= 0 and array.max() <= 255 else array
 
 
 def _lead(part: SpaceLeaf, array: NDArray) -> int | None:
-    """The number of observations in an array; None: it is a single one."""
+    """Return the number of observations in an array; None for a single one."""
     if array.shape == part.shape:
         return None
     if array.ndim == len(part.shape) + 1 and array.shape[1:] == part.shape:
@@ -298,7 +298,7 @@ def _lead(part: SpaceLeaf, array: NDArray) -> int | None:
 
 
 def _like(obs: Any, action: NDArray) -> Any:
-    """The action as a tensor on the same device, if the observation is one."""
+    """Return the action, as a tensor on the observation's device if the observation is a tensor."""
     while isinstance(obs, Mapping | list | tuple) and obs:
         obs = next(iter(obs.values())) if isinstance(obs, Mapping) else obs[0]
     if isinstance(obs, np.ndarray) or not _is_array(obs):

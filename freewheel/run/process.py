@@ -32,21 +32,21 @@ from freewheel.transport.clock import clock
 from freewheel.transport.executors import Executors, SerialExecutor
 from freewheel.transport.forkserver import Leftovers
 
-if TYPE_CHECKING:  # a process that evaluates does not need it
+if TYPE_CHECKING:  # not needed by a process that only evaluates
     from freewheel.run.plan import Plan
 
 In = ParamSpec("In")
 Out = TypeVar("Out")
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-LATE = 0.05  # of its minutes: so much later a run may end, if that lets it finish what it does
-HOOK = 30.0  # seconds for a hook after the training, or as much later as a run may end
-NICE = 5, 10  # how much lower the learner's priority is where it yields; the same when it has time to spare
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
+LATE = 0.05  # share of its minutes by which a run may end late to finish the work in progress
+HOOK = 30.0  # least time limit in seconds of a hook after the training; see Stop.training_over
+NICE = 5, 10  # niceness added to a learner that yields: at first, and when it has time to spare
 
 
 def keep_freed_memory() -> None:
-    """Let the allocator keep freed memory: every update frees and allocates the same megabytes, and new pages are slow. Where
-    the C library has no such option, nothing happens."""
+    """Let the allocator keep freed memory: every update frees and allocates the same megabytes, and new pages are slow.
+    Do nothing if the C library has no such option."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
@@ -54,7 +54,7 @@ def keep_freed_memory() -> None:
 
 
 def import_torch() -> float:
-    """Import what takes longest to import; how many seconds it took."""
+    """Import torch, the slowest import; return the seconds that it took."""
     began = time.monotonic()
     import torch  # noqa: F401
 
@@ -63,8 +63,8 @@ def import_torch() -> float:
 
 @contextmanager
 def learner_threads(count: int) -> Iterator[None]:
-    """So many CPU threads for torch and for numpy's BLAS, in this block, but no more than cores: they would wait for each other.
-    BLAS reads environment variables only when numpy is imported, and a script may have done that long ago."""
+    """Limit torch and numpy's BLAS to `count` CPU threads in this block, and to the number of cores. Environment
+    variables would be too late: BLAS reads them when numpy is imported, which a script may have done before."""
     import torch
 
     count = min(count, usable_cores())
@@ -79,7 +79,7 @@ def learner_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def lower_priority(planned: Plan) -> Iterator[None]:
-    """A lower priority for the learner where it is to yield. Restored at the end, where the system allows it."""
+    """Lower the priority of a learner that yields. It is restored at the end if the system allows that."""
     if planned.yields != "learner":
         yield
         return
@@ -94,15 +94,15 @@ def lower_priority(planned: Plan) -> Iterator[None]:
 
 
 def yield_further() -> None:
-    """An even lower priority for the learner, whose thread calls this: it has time to spare, and workers that wake should not
-    have to wait for it, least of all beside another program. It could not be undone without privileges, so a learner that
-    everybody waits for keeps what it has."""
+    """Lower the priority of the calling learner thread further: it has time to spare, and waking workers should not
+    wait for it, above all if other programs run. Raising it again needs privileges, so a learner that others wait for
+    must not call this."""
     thread = threading.get_native_id()
     os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + NICE[1] - NICE[0]))
 
 
 def executors(planned: Plan, while_waiting: Callable[[], None] = lambda: None) -> AbstractContextManager[MakeExecutor]:
-    """Where parts of the learner run: in turn with it, or beside it in threads (on a GPU) or processes."""
+    """Return what runs parts of the learner: serially with it, or concurrently in threads (on a GPU) or processes."""
     kind = planned.config.learner.executor
     if kind == "async" or (kind == "auto" and isinstance(planned.config.collector, WorkersConfig)):
         return Executors("process" if planned.device == "cpu" else "thread", planned.device)
@@ -110,7 +110,7 @@ def executors(planned: Plan, while_waiting: Callable[[], None] = lambda: None) -
 
 
 def learner_stream(device: str) -> AbstractContextManager[object]:
-    """On a GPU, a CUDA stream for the learner, which comes after what this thread has done there so far."""
+    """Return, on a GPU, a CUDA stream for the learner that first waits for this thread's earlier work there."""
     if device == "cpu":
         return nullcontext()
     import torch
@@ -121,7 +121,7 @@ def learner_stream(device: str) -> AbstractContextManager[object]:
 
 
 def beside(collector: Collector, work: Callable[[], Out], device: str) -> Out:
-    """Work in a thread where the simulation has to run in the main thread and the collector can serve it there."""
+    """Do the work in this thread, or in another one if the collector needs the main thread for the simulation."""
     if not collector.main_thread:
         return work()
 
@@ -136,17 +136,17 @@ def beside(collector: Collector, work: Callable[[], Out], device: str) -> Out:
         return result.result()
 
 
-PACKAGE = str(Path(__file__).parents[1])  # where our own code is
+PACKAGE = str(Path(__file__).parents[1])  # the folder of Freewheel's code
 
 
 class Interrupted(BaseException):
     """A signal asked the run to end."""
 
-    reason = "interrupted"  # of the end
+    reason = "interrupted"  # why the run ended
 
 
 class TimeUp(Interrupted):
-    """The time of the run is over while something takes longer."""
+    """The run's time is up while an operation is still running."""
 
     reason = "minutes"
 
@@ -156,59 +156,59 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ClosingError(EnvError):
-    """An environment's close() does not return."""
+    """An environment's close() did not return."""
 
 
 class ExitCalled(SystemExit):
-    """Code of the user's in this process called os._exit."""
+    """User code in this process called os._exit."""
 
     def __str__(self) -> str:
         return f"os._exit({self.code})"
 
 
 class Endable(Protocol):
-    """What the watchdog can do with a run that is stuck, from its own thread."""
+    """The part of a run that the watchdog uses when the run is stuck, from the watchdog's thread."""
 
     @property
-    def saving(self) -> bool: ...  # a checkpoint is being written, and is waited for
-    def log(self) -> None: ...  # write a row of metrics; from the run's own thread
+    def saving(self) -> bool: ...  # the run waits for a checkpoint to be written
+    def log(self) -> None: ...  # write a row of metrics; called from the run's own thread
     def emergency_end(self, reason: str, exit_code: int, *, save: bool) -> bool: ...
-    def last_known(self) -> tuple[Path, Mapping[str, Any]]: ...  # where the summary will be, and what it would be now
+    def last_known(self) -> tuple[Path, Mapping[str, Any]]: ...  # the path of the summary, and its present content
 
 
 def _nothing() -> None:
-    """Nobody watches."""
+    """Do nothing."""
 
 
 class Stop:
-    """The signal that asked the run to end. Until `begin` it ends everything at once, as nothing is worth keeping; from then on
-    it interrupts calls of environments, where every row is counted, and nothing else."""
+    """The signal that asked the run to end. Until `begin`, it ends everything at once, because there is nothing to
+    keep. After that, it interrupts only calls of environments, during which every row is accounted for."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._begun = False
-        # When the time is over, a row of metrics due, and a look at others: by time.monotonic.
+        # By time.monotonic: when the time is up, and when a row of metrics and a look at other learners are due.
         self.time_up = self.row_due = self.look_due = math.inf
         self.look: Callable[[], None] = (
-            _nothing  # whether learners beside this one want to end: what it raises ends the wait
+            _nothing  # checks whether other learners want to end; its exception ends the wait
         )
-        self._looked, self._longest = time.monotonic(), 0.0  # the last look at the time, and the longest without one
-        self.hook, self.hook_began = "", 0.0  # the user's hook that is being called, and since when
-        self.hook_limit = math.inf  # seconds for each hook without a look at the time, when the training is over
-        self.late: BaseException | None = None  # what is raised in the main thread, where something takes too long
-        self.closing = 0.0  # since when an environment of this process is being closed, by time.monotonic; 0: none is
+        self._looked, self._longest = time.monotonic(), 0.0  # the last time check, and the longest gap
+        self.hook, self.hook_began = "", 0.0  # the user's hook that is being called, and when its call began
+        self.hook_limit = math.inf  # after the training: seconds that a hook may run without a time check
+        self.late: BaseException | None = None  # raised in the main thread if an operation takes too long
+        self.closing = 0.0  # when a close() in this process began, by time.monotonic; 0: none is running
         self._close_hangs = False
         self.over = False  # the summary is being written, which must not be interrupted
-        self.told: signal.Signals | None = None  # the signal that the summary speaks of
-        self.cut = False  # a signal has interrupted something else than an environment, perhaps an update
-        self.cuts = True  # an update that takes too long may be: no other learner is in it
-        self.measured_s = 0.0  # seconds of the run's minutes that went by before it began
+        self.told: signal.Signals | None = None  # the signal that the summary reports
+        self.cut = False  # a signal has interrupted something other than an environment, perhaps an update
+        self.cuts = True  # a slow update may be interrupted: no other learner takes part in it
+        self.measured_s = 0.0  # seconds of the run's minutes that were used before it began
         self.run: Endable | None = None
         self.prepare: Callable[[], None] = _nothing  # set by a watchdog
         self.leftovers = Leftovers()
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler: the first signal ends the run in good order, the second at once."""
+        """Handle a signal: the first signal ends the run cleanly, the second ends it at once."""
         if self.late is not None:
             late, self.late = self.late, None
             self.cut, self._close_hangs = self.cut or isinstance(late, TimeUp), isinstance(late, ClosingError)
@@ -219,7 +219,7 @@ class Stop:
             raise Interrupted
 
     def pass_on(self) -> None:
-        """After the run: a signal that came too late for its summary is for those who have started it, perhaps one of many."""
+        """After the run: raise a signal that came too late for the summary again, for the caller of the run."""
         if self.signal in (None, self.told):
             return
         if signal.getsignal(self.signal) == signal.SIG_DFL:
@@ -227,17 +227,17 @@ class Stop:
         signal.raise_signal(self.signal)
 
     def begin(self) -> None:
-        """The run directory is about to be made: from now on the run has to end in good order."""
+        """Note that the run directory is about to be created: from now on the run has to end cleanly."""
         self._begun = True
 
     def attend(self, run: Endable) -> None:
-        """From now on this run is ended if it is stuck."""
+        """Let the watchdog end this run if it is stuck."""
         self.run = run
         self.prepare()
 
     def check(self) -> None:
-        """Whatever the run is doing: ends it if a signal has asked for that or its time is over, and writes rows when they are
-        due. Call it in every wait, and between the steps of what takes long."""
+        """End the run, whatever it is doing, if a signal requested that or its time is up; write a row of metrics if
+        one is due. Call this in every wait, and between the steps of long operations."""
         if self.signal is not None:
             raise Interrupted
         self.keep_time()
@@ -245,7 +245,7 @@ class Stop:
             self.look()
 
     def keep_time(self) -> None:
-        """The same, and a signal waits: for what it should not cut short."""
+        """Like `check`, but let signals and other learners wait: for operations that they must not cut short."""
         now = time.monotonic()
         self._look(now)
         if now > self.time_up:
@@ -256,17 +256,17 @@ class Stop:
         self._longest, self._looked = max(self._longest, now - self._looked), now
 
     def training_over(self, minutes: float | None) -> None:
-        """What comes now has limits of its own; so have hooks, where the run has a limit of minutes."""
+        """End the time limit of the training, and limit hooks from now on if the run has a limit of minutes."""
         self.time_up = math.inf
         self.hook_limit = math.inf if minutes is None else max(HOOK, 60 * LATE * minutes)
 
     @property
     def hook_s(self) -> float:
-        """Seconds for which the present hook has neither returned nor looked at the time, that no pause explains."""
+        """Seconds, without pauses, since the current hook began or last checked the time; 0: no hook is running."""
         return clock.age(max(self._looked, self.hook_began)) if self.hook else 0.0
 
     def longest_gap(self) -> float:
-        """Seconds that went by at most without a look at the time since this was last called: so late an end may be noticed."""
+        """Return the longest gap between time checks since the last call: the delay in noticing an end."""
         self._look(time.monotonic())
         longest, self._longest = self._longest, 0.0
         return longest
@@ -277,8 +277,8 @@ class Stop:
             self.run.log()
 
     def guard(self, phase: int) -> Wrap:
-        """For calls of this kind of environments in this process: they are watched over, signals interrupt them, and none of them
-        can end the process."""
+        """Return a wrapper for environment calls of this phase in this process: the watchdog times them, signals
+        interrupt them, and they cannot end the process."""
 
         def wrap(call: Callable[In, Out]) -> Callable[In, Out]:
             def guarded(*args: In.args, **kwargs: In.kwargs) -> Out:
@@ -300,7 +300,7 @@ class Stop:
         return wrap
 
     def close(self, call: Callable[[], None]) -> None:
-        """Close an environment of this process, unless one of them has been given up in that."""
+        """Close an environment of this process, unless an earlier close() did not return."""
         if self._close_hangs:
             return
         self.closing = time.monotonic()
@@ -310,7 +310,7 @@ class Stop:
             self.closing = 0.0
 
     def spare(self, call: Callable[In, Out]) -> Callable[In, Out]:
-        """For hooks: processes that they start are not taken for an environment's, and one that does not return is named."""
+        """Wrap a hook: its child processes are not attributed to an environment, and the watchdog can name it."""
 
         place = place_of(call)
 
@@ -326,7 +326,7 @@ class Stop:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle signals in this block; one that nothing else has dealt with ends this process, quietly."""
+        """Handle signals in this block; a signal that nothing else handled ends this process quietly."""
         numbers = [
             number for number in SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN
         ]
@@ -347,7 +347,7 @@ class Stop:
 
 
 class Wrap(Protocol):
-    """Makes a function that does something before and after a call."""
+    """A decorator that acts before and after a call."""
 
     def __call__(self, call: Callable[In, Out]) -> Callable[In, Out]: ...
 
@@ -358,14 +358,14 @@ Replay: TypeAlias = Callable[
 
 
 def place_of(call: Callable[..., object]) -> str:
-    """A function of the user's, and where it is written."""
+    """Return the name of a user's function and its place in the source."""
     code = getattr(inspect.unwrap(getattr(call, "__func__", call)), "__code__", None)
     name = getattr(call, "__qualname__", repr(call))
     return name if code is None else f"{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def wrapped(env: Env[Any], step: Wrap, reset: Wrap, stop: Stop) -> Env[Any]:
-    """The same Env, with its steps and resets wrapped."""
+    """Return the Env with its steps, resets and close wrapped."""
     env = with_defaults(env, Env)
     found: Env[Any] = changed(
         env,
@@ -380,7 +380,7 @@ def wrapped(env: Env[Any], step: Wrap, reset: Wrap, stop: Stop) -> Env[Any]:
 
 
 def _watched_replay(again: Replay) -> Replay:
-    """Each call of the environment has its own time."""
+    """Restart the watchdog's clock at each call of the environment during a replay."""
 
     def replay(
         seeds: Sequence[SeedStream], played: Sequence[EpisodePrefix | None], calling: Callable[[str], None]
@@ -397,7 +397,7 @@ def _watched_replay(again: Replay) -> Replay:
 
 
 def watched(make: MakeEnv, stop: Stop) -> MakeEnv:
-    """Makes environments that run in this process and are watched over."""
+    """Return a factory of environments that run in this process and are watched."""
 
     def make_watched(lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env[Any]:
         construct, reset, step = (stop.guard(ELSEWHERE if processes else phase) for phase in (CONSTRUCT, RESET, CALL))
@@ -407,7 +407,7 @@ def watched(make: MakeEnv, stop: Stop) -> MakeEnv:
 
 
 def lane_of(frame: FrameType | None) -> Lane | None:
-    """The lane whose env is being called in this frame or below."""
+    """Return the lane whose env is being called in this frame or in one of its callers."""
     while frame is not None:
         own = frame.f_locals.get("self")
         if isinstance(own, Lane):
@@ -417,19 +417,19 @@ def lane_of(frame: FrameType | None) -> Lane | None:
 
 
 def exit_called(error: SystemExit) -> SetupError:
-    """The error for code of the user's, no environment, that wanted to end this process: 0 would say that all is well."""
+    """Return the error for user code outside an environment that called exit: code 0 would falsely report success."""
     did = str(error) if isinstance(error, ExitCalled) else f"sys.exit({error.code!r})"
     frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(PACKAGE)]
     # A package may have wrapped sys.exit.
     own = [one for one in frames if "site-packages" not in one.filename] or frames
     place = f"{own[-1].filename}:{own[-1].lineno}" if own else "code of yours"
     return SetupError(
-        f"{place} called {did}, which would have ended all without a word: a hook ends a run with run.stop()"
+        f"{place} called {did}, which would have ended the run without a message: a hook ends a run with run.stop()"
     )
 
 
 def left(error: SystemExit | KeyboardInterrupt) -> EnvError:
-    """The error for an environment in this process that wanted to end it."""
+    """Return the error for an environment that tried to end this process."""
     tb, lane = error.__traceback__, None
     while tb is not None and lane is None:
         lane, tb = lane_of(tb.tb_frame), tb.tb_next

@@ -1,4 +1,4 @@
-"""A run directory: written while a run trains, and opened again to score and show its policy."""
+"""Run directories: written while a run trains, and opened later to score and show its policy."""
 
 from __future__ import annotations
 
@@ -40,40 +40,40 @@ FILES = CONFIG, SUMMARY, TARGETS
 
 
 class RunDirectory:
-    """The directory of a run, which this process alone writes to. No failure of the disk is raised: `say` tells of it once,
-    and what could not be written is tried again by `keep`."""
+    """The directory of a run; only this process writes to it. Disk failures are not raised: `say` reports each once,
+    and `keep` retries the failed writes."""
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self.path, self._say = plan.path.absolute(), say
-        several = plan.config.run.machine.learners > 1  # one may have died in the last save but the closing one
+        several = plan.config.run.machine.learners > 1  # one may have died during the save before the closing one
         self.store = Store(self.path / CHECKPOINTS, KEEP + several)
         options, described = plan.config.to_json(), plan.policy.to_json()
         self._config = {**options, origin.FIELD: origin.signature("config", options)}
         about = {"policy": described, "env": plan.spec.name, "layout": dict(plan.spec.layout)}
-        # A network of the user's is code, which is imported again only where it is known who has named it.
+        # A user's network is code. The signature shows later who named it; without one it is not imported.
         signed = {origin.FIELD: origin.signature("policy", described)} if plan.policy.module else {}
         self.about: Mapping[str, Any] = about | signed
         self._setup = plan.setup.to_json()
         self.outages = {what: Outage(str(self.path / what), say) for what in (*FILES, CHECKPOINTS)}
-        self._unsaved: tuple[int, Snapshot] | None = None  # the best weights, which could not be saved yet
+        self._unsaved: tuple[int, Snapshot] | None = None  # the best weights, if they could not be saved yet
 
     @property
     def problems(self) -> list[str]:
-        """What could not be written at the last attempt, a line each."""
+        """One line for each file that could not be written at the last attempt."""
         return [outage.problem for outage in self.outages.values() if outage.problem]
 
     def keep(self) -> None:
-        """Make again what has been removed or could not be made, and save what could not be saved."""
+        """Recreate removed or missing files, and save the best weights if that failed before."""
         if any(self.outages[name].problem for name in (CONFIG, TARGETS)) or not (self.path / CONFIG).is_file():
             if not self.path.is_dir():
-                self._say(f"{self.path} was removed while the run writes to it; it is made again")
+                self._say(f"{self.path} was removed while the run was writing to it; it is created again")
             self.write(CONFIG, self._config)
             self.write(TARGETS, self._setup)
         if self._unsaved is not None:
             self.save(*self._unsaved, best=True)
 
     def write(self, name: str, data: Mapping[str, Any]) -> bool:
-        """A JSON file, whole or absent; whether it could be written."""
+        """Write a JSON file atomically; return whether that succeeded."""
         encoded = (json.dumps(origin.sealed(data), indent=2) + "\n").encode()
 
         def write() -> None:
@@ -85,7 +85,7 @@ class RunDirectory:
         return self.outages[name].error is None
 
     def save(self, step: int, snapshot: Snapshot, *, best: bool = False) -> Path | None:
-        """A checkpoint of these weights, which are finite, and where it is; None if it could not be written."""
+        """Save a checkpoint of these weights, which must be finite; return its folder, or None if the disk failed."""
         params = {name: to_numpy(value) for name, value in snapshot.params.items()}
         checkpoint.require_finite(step, params)
         about = {**self.about, "version": snapshot.version}
@@ -98,15 +98,15 @@ class RunDirectory:
 
     @property
     def metrics_size(self) -> int:
-        """Bytes of metrics.jsonl."""
+        """The size of metrics.jsonl in bytes."""
         try:
             return (self.path / METRICS).lstat().st_size
         except OSError:
             return 0
 
     def go_back(self, metrics_size: int = 0) -> None:
-        """Rows of metrics that were written after a checkpoint belong to work that is done again; so does a summary. Without a
-        checkpoint all is done again. SetupError if the run would write through a link."""
+        """Remove the summary and the metrics written after the checkpoint, because the run repeats that work; without a
+        checkpoint it repeats everything. SetupError if the run would write through a link."""
         try:
             check_folder(self.store.root)
             for path in self.path.glob("*.jsonl"):
@@ -122,7 +122,7 @@ class RunDirectory:
 
 
 def lock_run(path: Path) -> FileLock:
-    """Hold a run directory as its trainer; SetupError if another one does. Readers need no lock."""
+    """Lock a run directory for its trainer; SetupError if another trainer holds it. Readers need no lock."""
     try:
         return FileLock(path / LOCK)
     except HeldError as error:
@@ -137,29 +137,29 @@ class SavedRun:
 
     path: Path
     config: Config
-    which: str = "best"  # of its checkpoints is meant: best, latest or a step
-    trust: bool = False  # code that it names may be imported, whoever has written it
+    which: str = "best"  # the chosen checkpoint: best, latest or a step
+    trust: bool = False  # code that it names may be imported, regardless of its author
 
     def actor(self, which: str = "") -> tuple[Actor, list[str]]:
-        """The policy of a checkpoint, and warnings about checkpoints that could not be used."""
+        """Return the policy of a checkpoint, and warnings about unusable checkpoints."""
         found = checkpoint.load(self.path / CHECKPOINTS, which or self.which)
         return actor_of(found, trust=self.trust), list(found.warnings)
 
     def score(self, actor: Actor, episodes: int, seed: int | None = None) -> Score:
-        """Score greedy episodes; by default fresh ones, which no evaluation of the run has played."""
+        """Score greedy episodes, by default ones that no evaluation of the run has played."""
         world, options = self.config.env, self.config.run.evaluation
         with closing(self._open(eval_lanes(world, episodes), fault_tolerant=True)) as env:
             chosen = scoring_seed(options.eval_seed) if seed is None else seed
             return evaluate(env, actor, episodes, chosen, options.eval_max_steps, self.config.run.contexts)
 
     def play(self, actor: Actor, episode: tuple[int, int], render_mode: str | None, show: Show) -> Sequence[float]:
-        """Play and show one greedy episode, given by evaluation seed and number; returns its rewards."""
+        """Play and show one greedy episode, given by evaluation seed and number; return its rewards."""
         limit = self.config.run.evaluation.eval_max_steps
         with closing(self._open(range(1), render_mode)) as env:
             return play(env, actor, episode, show, limit, self.config.run.contexts)
 
     def _open(self, lanes: range, render_mode: str | None = None, *, fault_tolerant: bool = False) -> Env:
-        """The environment, or a SetupError that says in what it differs from the one of the training."""
+        """Open the environment; SetupError, with the difference, if its spaces differ from those of the training."""
         with ExitStack() as undo:
             env = playable(self.config.env.make(lanes, fault_tolerant=fault_tolerant, render_mode=render_mode))
             undo.callback(env.close)
@@ -178,11 +178,10 @@ def open_run(
     trust: bool = False,
     use: Use = "play",
 ) -> SavedRun:
-    """Open a run, given by its name under runs_dir, by its path or as what train() returned, also RUN@STEP or the path of a
-    checkpoint; `env` replaces its environment, `which` says which of its checkpoints is meant.
+    """Open a run, given by its name under runs_dir, its path, a train() result, RUN@STEP or the path of a checkpoint.
 
-    trust: code that the run names may be imported, though this user has not made it on this machine; use: to "play" is to
-    import only its environment and its network.
+    `env` replaces its environment; `which` selects one of its checkpoints. trust: code that the run names may be
+    imported even if this user did not create the run here. use: "play" imports only its environment and network.
     """
     place = locate(run if isinstance(run, str) else str(getattr(run, "path", run)), runs_dir, which, usual)
     path = place.run
@@ -204,11 +203,11 @@ def open_run(
 
 
 def check_fit(saved: Checkpoint, spec: EnvSpec) -> None:
-    """SetupError if a policy was not trained on spaces like these."""
+    """Raise SetupError if the policy was trained on different spaces."""
     if (layout := saved.about.get("layout")) and spec.layout:
         where = f"layout of {saved.path / checkpoint.POLICY}"
         reason = Layout.from_json(layout, where).misfit(Layout.from_json(spec.layout))
-    else:  # it was saved before checkpoints had the spaces
+    else:  # saved by a version whose checkpoints lack the spaces
         policy = read_spec(saved)
         ours, theirs = (policy.obs_size, policy.action_size), (spec.obs_size, spec.action.size)
         words = "{} observation columns and {} actions"
@@ -220,7 +219,7 @@ def check_fit(saved: Checkpoint, spec: EnvSpec) -> None:
 
 
 def layout_of_env(env: str | Callable[..., Any], saved: Checkpoint) -> Layout:
-    """The spaces of an environment, for a policy that was saved without them."""
+    """Return the spaces of an environment, for a policy that was saved without them."""
     with closing(placed(from_options(env, {}))[0].env.make(range(1))) as made:
         check_fit(saved, made.spec)
         return Layout.from_json(made.spec.layout)

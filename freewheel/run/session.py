@@ -1,4 +1,4 @@
-"""One session of a run: what happens beside the loop (logging, evaluating, saving, stopping), and the end of it all."""
+"""One session of a run: the work around the training loop (logging, evaluating, saving, stopping), and its end."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ from freewheel.timeline.recording import SpanRecording
 from freewheel.transport.clock import Pauses, clock
 from freewheel.transport.pool import WorkerPool
 
-QUICK = 1.0  # seconds for slow sinks to finish where a signal has ended the run
-# Rows in the middle of a turn of the loop: so many seconds later, because most turns end sooner, and at most every so many.
+QUICK = 1.0  # seconds for slow sinks to finish if a signal has ended the run
+# Rows of metrics in the middle of a turn: seconds after they are due (most turns end sooner), and least interval.
 AMID, AMID_EVERY = 0.1, 0.5
-#: What the learner may be doing when its state is halfway between two that can be saved.
+#: Activities of the learner during which its state is incomplete and cannot be saved.
 HALFWAY = ("observe", "update", "rollout")
 
 
 @dataclass(frozen=True)
 class Listeners:
-    """All that is told what happens in a run."""
+    """The receivers of a run's events."""
 
     outlets: Outlets
     hooks: Sequence[object] = ()
     recorder: ScheduleRecorder | None = None
     trace: SpanRecording | None = None
-    together: SingleLearner | Together = field(default_factory=SingleLearner)  # with the learners beside this one
+    together: SingleLearner | Together = field(default_factory=SingleLearner)  # coordinates this learner with others
 
 
 class Session:
-    """One session of a run: until its budget is spent, or it is interrupted."""
+    """One session of a run, which lasts until the budget is spent or the run is interrupted."""
 
     def __init__(
         self, planned: Plan, saver: Saver, folder: RunDirectory, stop: Stop, meter: Meter, listeners: Listeners
@@ -77,8 +77,8 @@ class Session:
         contexts = None if saver.earlier is None else saver.earlier.contexts
         run = Run(planned, self._learner, meter, saver.now, contexts, stop.check)
         self._hooks = Hooks(listeners.hooks, run, stop.spare)
-        self._lost = RowCounts()  # rows under way when an earlier session was saved
-        self._turning = False  # inside a turn of the loop: a failure there may leave an update half done
+        self._lost = RowCounts()  # rows in progress when an earlier session was saved, now dropped
+        self._turning = False  # in a turn of the loop, where a failure may leave an update half done
         saver.progress = self._progress
         if saver.earlier is not None:
             meter.restore(saver.earlier.progress["meter"])
@@ -88,10 +88,10 @@ class Session:
         self._fallback = ""  # why updates are not replayed from CUDA graphs
         self._schedule: EvaluationSchedule | None = None
         self._verdict: Verdict | None = None
-        self._steps = self._meter.done["env_steps"]  # delivered rows
-        self._stats = dict[str, float | None]()  # the collector's last figures
-        self._turn = 0.0  # seconds of the loop's last turn in which nothing could end it
-        self._rows = RowCounts()  # when they were last logged
+        self._steps = self._meter.done["env_steps"]  # rows delivered so far
+        self._stats = dict[str, float | None]()  # the collector's last statistics
+        self._turn = 0.0  # seconds of the last turn of the loop during which nothing could end the run
+        self._rows = RowCounts()  # as last logged
         self._began, self._pauses = time.monotonic(), Pauses()
         self._judge = Judge(self._learner, planned.config.algo)
         self._together = listeners.together
@@ -99,7 +99,7 @@ class Session:
         stop.attend(self)
 
     def train(self, beside: KnownExecutors | None = None) -> dict[str, Any]:
-        """Until the end; `beside`: what the learner lets others do."""
+        """Train, end the run and return its summary. `beside`: the executors of the learner, for the live status."""
         ending, self._live.beside = self._ending, beside
         ending.prepare()
         with self._stop.listening(), self._live:
@@ -114,18 +114,18 @@ class Session:
             self._stop.training_over(self._budget.minutes)
             self._stop.over, self._stop.row_due = True, math.inf
             ending.begin()
-            ending.attempt("ending what environments have started", self._stop.leftovers.kill, None)
+            ending.attempt("ending the child processes of environments", self._stop.leftovers.kill, None)
             summary = self._finish()
         if ending.failure is not None:
             raise ending.failure
         return summary
 
     def _run(self) -> str:
-        """Train until the budget is spent; returns why it ended."""
+        """Train until the budget is spent; return why the run ended."""
         planned = self._plan
         self._time_is_up()
         self._hooks.start()
-        self._stop.time_up = math.inf  # until the loop begins
+        self._stop.time_up = math.inf  # no time limit until the loop begins
         warnings = planned.init.warnings if planned.init is not None else ()
         self._note(*planned.config.notes, *warnings, *filter(None, [planned.defaults_line]), *planned.remarks)
         self._note(f"starting {planned.actors}")
@@ -150,29 +150,29 @@ class Session:
                 self._live.schedule = self._schedule
                 if self._earlier is not None:
                     self._go_on(self._earlier, collector, self._schedule)
-                # Not before: what the collector has started would have the lower priority as well.
+                # After the collector's start, so that its processes do not inherit the lower priority.
                 work = process.lower_priority(planned)(partial(self._loop, collector, self._schedule))
                 ended = process.beside(collector, work, planned.device)
             self._close(self._schedule)
         return ended
 
     def _go_on(self, earlier: Earlier, collector: Collector, schedule: EvaluationSchedule) -> None:
-        """From where the session before was saved. Rows that it had under way and did not save are dropped."""
+        """Continue from the previous session's checkpoint. Rows that were not saved with it are dropped."""
         earlier.restore_schedule(schedule)
-        if schedule.candidate is not None:  # the newest `best` may be of work that is done again
+        if schedule.candidate is not None:  # the `best` on disk may come from later work, which is repeated
             self._directory.save(schedule.candidate.step, schedule.candidate.snapshot, best=True)
         self._lost = earlier.lost(collector, self._learner)
-        self._note(f"going on from step {earlier.saved.step:,}", *earlier.saved.warnings)
+        self._note(f"continuing from step {earlier.saved.step:,}", *earlier.saved.warnings)
 
     def _loop(self, collector: Collector, schedule: EvaluationSchedule) -> str:
-        """Until the budget is spent; what is evaluated after that does not need the collector any more."""
+        """Run the training loop until the budget is spent; return why it ended."""
         max_lag, run, recorder = self._plan.max_lag, self._hooks.run, self._recorder
         source = collector if recorder is None else recorder.listen(collector, self._plan, self._learner)
         before = None if self._earlier is None else self._earlier.progress.get("adapt")
         self._adapting = adapting(self._plan, collector, self._learner, self._note, before)
         self._time_is_up()
         self._expect_row(time.monotonic())
-        self._stop.longest_gap()  # from now on
+        self._stop.longest_gap()  # discard the gap before the loop
         began = self._ran_s()
         calls = {"before_update": self._together.meet, "before_publishing": self._hooks.publishing}
         turns = loop(source, self._learner, self._meter, max_lag=max_lag, contexts=lambda: run.contexts, **calls)
@@ -194,7 +194,7 @@ class Session:
                     if ended := self._together.why_ended(tick.version, self._why_ended):
                         break
                     self._evaluate(schedule, tick)
-                    if ended := self._together.stopped(run.stopping):  # by on_eval
+                    if ended := self._together.stopped(run.stopping):  # a hook's on_eval may stop the run
                         break
                     if time.monotonic() >= self._next_row:
                         self.log()
@@ -220,7 +220,7 @@ class Session:
             self._hooks.saved(folder)
 
     def _save_last(self, ended: str, waiting: Callable[[], None] = lambda: None) -> Path | None:
-        """Save all, so that the run can be resumed; only the weights if an update has failed or was cut by a signal."""
+        """Save everything needed to resume the run; only the weights if an update failed or was interrupted."""
         failed = not isinstance(self._ending.failure, EnvError | CollectorLostError | NothingLearnedError | None)
         whole = not (self._turning and (failed or self._stop.cut))
         with self._meter.span("save"):
@@ -233,7 +233,7 @@ class Session:
         return progress_of(self._meter, self._learner, self._schedule, self._hooks.run.contexts, **others)
 
     def _evaluate(self, schedule: EvaluationSchedule, tick: Tick) -> None:
-        """Begin an evaluation if one is due, and take those that have ended."""
+        """Start an evaluation if one is due, and process finished ones."""
         if schedule.active:
             with self._meter.span("eval"):
                 progress = self._budget.progress(tick.env_steps, self._meter.wall_s, self._meter.episodes)
@@ -241,7 +241,7 @@ class Session:
                     self._take_score(found, best=found is schedule.candidate)
 
     def _close(self, schedule: EvaluationSchedule) -> None:
-        """The closing evaluation, and the last row of metrics."""
+        """Finish the closing evaluation and write the last row of metrics."""
         with self._meter.span("eval" if schedule.active else "other"):
             self._verdict = verdict = schedule.close()
         if verdict.final is not None:
@@ -249,7 +249,7 @@ class Session:
         self.log()
 
     def _why_ended(self) -> str:
-        """Empty while the run goes on."""
+        """Return the reason to end the run; empty if there is none."""
         self._stop.check()
         if self._hooks.run.stopping:
             return self._hooks.run.stopping
@@ -259,25 +259,25 @@ class Session:
         return next(over, "minutes" if self._time_is_up() else "")
 
     def _time_is_up(self) -> bool:
-        """Whether the closing evaluation has to begin now to end in time. What takes much longer is interrupted."""
+        """Return whether the closing evaluation has to begin now; also set the time when slow work is interrupted."""
         if self._budget.minutes is None:
             return False
         seconds, now = 60 * self._budget.minutes, self._meter.wall_s
         limit = seconds - self._stop.measured_s - (0.0 if self._schedule is None else self._schedule.reserve)
         left = limit + LATE * seconds - now
         self._stop.time_up = time.monotonic() + left
-        return now >= limit or self._turn > left  # another turn would end too late
+        return now >= limit or self._turn > left  # the next turn would end too late
 
     def _slept_s(self) -> float:
         return clock.slept_since(self._began)
 
     def _ran_s(self) -> float:
-        """Seconds since the run began in which it was not stopped."""
+        """Return the seconds since the run began, without the time in which the process was stopped."""
         return self._meter.wall_s - self._slept_s()
 
     def _longest(self) -> int:
-        """Steps of a long episode, by those that have ended of late. As long as they are fewer than the lanes, these were the
-        short ones: then twice as many as a lane has made."""
+        """Estimate the steps of a long episode from the latest finished ones. While fewer episodes than lanes have
+        finished, those were short ones: the estimate is then at least twice the steps made per lane."""
         lanes, known = self._plan.spec.lanes, self._meter.longest or 0
         return known if self._meter.episodes >= lanes else max(known, 2 * self._steps // lanes)
 
@@ -285,8 +285,8 @@ class Session:
         return replace(self._learner.snapshot(), context=self._options.contexts)
 
     def log(self) -> None:
-        """One row of metrics."""
-        assert self._collector is not None, "it is open, or was"
+        """Write a row of metrics."""
+        assert self._collector is not None, "the collector was opened before"
         collector = self._collector
         self._rows = self._together.rows(self._account())
         row = self._meter.row(self._rows, self._stats or collector.stats(), self._learner.buffer_util)
@@ -302,8 +302,8 @@ class Session:
         self._expect_row(self._next_row)
 
     def _expect_row(self, last: float) -> None:
-        """The next row is due --log-every after the last one was; those that were missed are not made up for. It is written
-        between two turns of the loop, or by `Stop` in the middle of one that takes longer."""
+        """Schedule the next row --log-every seconds after `last`; missed rows are skipped. It is written between two
+        turns of the loop, or by `Stop` in the middle of a long turn."""
         every, now = self._options.output.log_every, time.monotonic()
         self._next_row = last + every if last + every > now else now + every
         self._stop.row_due = max(self._next_row + AMID, now + AMID_EVERY)
@@ -313,7 +313,7 @@ class Session:
             self._outlets.note(text)
 
     def _take_score(self, found: Evaluation, *, best: bool) -> None:
-        """A finished evaluation; the best weights are saved at once."""
+        """Record a finished evaluation; save its weights at once if they are the best so far."""
         score = found.score
         self._meter.eval_result(score.mean, score.named(step=found.step))
         if score.cut:
@@ -328,26 +328,26 @@ class Session:
         self._hooks.evaluated(found.step, score, saved)
 
     def _evaluated(self) -> dict[str, Any]:
-        """What is known of the best weights and of the last, also if the run was interrupted."""
+        """Summarise what is known about the best and the last weights, even if the run was interrupted."""
         schedule, verdict = self._schedule, self._verdict
         if verdict is None:
             verdict = Verdict() if schedule is None else schedule.without_closing()
         return verdict.summary() | {"evals_skipped": 0 if schedule is None else schedule.skipped}
 
     def _account(self) -> RowCounts:
-        """All rows of this learner and its collector."""
-        assert self._collector is not None, "it is open, or was"
+        """Return the balanced row counts of this learner and its collector."""
+        assert self._collector is not None, "the collector was opened before"
         return balance(self._collector.rows(), self._learner.rows(), self._lost)
 
     @property
     def saving(self) -> bool:
-        """Whether a checkpoint is being written, and is waited for."""
+        """Return whether the run waits for a checkpoint to be written."""
         return self._meter.doing == "save"
 
     def emergency_end(self, reason: str, exit_code: int, *, save: bool = True) -> bool:
-        """For a thread, when the training is stuck for good and the process is about to be ended with this exit code: the last
-        weights, unless an update is under way, and the summary. Collector and hooks are not touched. False: the run is ending
-        by itself."""
+        """Save the last weights, unless an update is in progress, and write the summary. The watchdog's thread calls
+        this when the training is stuck and it is about to end the process with this exit code. Collector and hooks are
+        not touched. Return False if the run is already ending by itself."""
         ending = self._ending
         if not ending.begin():
             return False
@@ -365,20 +365,20 @@ class Session:
         return True
 
     def last_known(self) -> tuple[Path, Mapping[str, Any]]:
-        """Where the summary will be, and what is known for it now. For a thread."""
+        """Return the path of the summary and what is known for it now. Callable from other threads."""
         meter = self._meter
         known = {"wall_s": meter.wall_s, **meter.done, **self._evaluated(), **asdict(self._rows_now())}
         return self._directory.path / SUMMARY, {"run": self._plan.path.name, **known, "path": str(self._plan.path)}
 
     def _rows_now(self) -> RowCounts:
-        """All rows, so far as the accounts balance while the training goes on."""
+        """Return the present row counts, or the last logged ones if the accounts do not balance at this moment."""
         if self._collector is not None:
             with suppress(Exception):
                 return self._together.rows(settle(self._account()))
         return self._rows
 
     def _finish(self) -> dict[str, Any]:
-        """Settle the accounts, save the last weights, tell hooks, write the summary, close the sinks."""
+        """Settle the accounts, save the last weights, call hooks, write the summary, close the sinks."""
         ending, collector = self._ending, self._collector
         report: Mapping[str, Any] = {}
         messages: Sequence[str] = ()
@@ -400,17 +400,17 @@ class Session:
         return self._close_down(rows, report, saved)
 
     def _save(self) -> Path:
-        """The last checkpoint; nothing is being saved any more when this returns."""
+        """Save the last checkpoint. No save is in progress when this returns."""
         try:
             saved = self._save_last(self._ending.reason)
         finally:
             self._saver.close()
         if saved is None:
-            raise DiskError(f"the last weights are not saved: {self._directory.problems[-1]}")
+            raise DiskError(f"the last weights could not be saved: {self._directory.problems[-1]}")
         return saved
 
     def _close_down(self, rows: RowCounts, report: Mapping[str, Any], saved: Path | None) -> dict[str, Any]:
-        """Write the summary and close the sinks. What is not written is on the screen."""
+        """Write the summary and close the sinks. A summary that cannot be written is still shown on the screen."""
         ending, directory = self._ending, self._directory
         self._outlets.catch_up()
         directory.keep()
@@ -419,7 +419,7 @@ class Session:
         summary = self._summary(rows, report, saved)
         self._live.end()
         if not directory.write(SUMMARY, summary):
-            ending.fail(DiskError(f"the summary is not written: {directory.problems[-1]}"), "the summary")
+            ending.fail(DiskError(f"the summary could not be written: {directory.problems[-1]}"), "the summary")
             summary = self._summary(rows, report, saved)
         self._outlets.close(summary, PATIENCE if self._stop.signal is None else QUICK)
         return summary

@@ -1,4 +1,4 @@
-"""Training: a Config in, a finished run directory out."""
+"""Training: turns a Config into a finished run directory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Result:
 
 
 def check(config: Config) -> Plan:
-    """The plan of a run, after everything that could refuse it has been tried; nothing is started or written."""
+    """Return the plan of a run after all checks that could reject it; nothing is started or written."""
     chosen(config.run.output.all_sinks)
     find_hooks(config.run.hooks)
     planned = checked(plan_run(config))
@@ -69,10 +69,10 @@ def run(
     earlier: Earlier | None = None,
     again: Path | None = None,
 ) -> Result:
-    """Train. However it ends, the run directory is complete and nothing is left running; failures are raised after that.
+    """Train. However the run ends, its directory is complete and nothing is left running; then failures are raised.
 
-    `hooks` are called, and `sinks` written to, in addition to those that the config names. again: the directory, held by the
-    caller, of a run that was ended before it had saved anything, and begins again.
+    `hooks` and `sinks` are used in addition to those that the config names. again: the directory, locked by the caller,
+    of a run that ended before it had saved anything and is restarted.
     """
     place = of_torchrun()
     config = by_torchrun(config, place)
@@ -84,7 +84,7 @@ def run(
         chosen(config.run.output.all_sinks)
         report = silent if quiet else print_line
         there, began, imports = again if earlier is None else earlier.path, time.monotonic(), list[float]()
-        # A run that goes on has its own weights, whatever it was started with.
+        # A resumed run continues with its own weights, not with those of --init.
         begun = config if earlier is None else _with_init(config, "")
         whole = plan_run(begun, report, lambda: imports.append(import_torch()), there)
         stop.measured_s = time.monotonic() - began - sum(imports)
@@ -104,8 +104,8 @@ def _with_init(config: Config, init: str) -> Config:
 
 
 def followed(place: RankInfo) -> Result:
-    """What becomes of a learner but the first that torchrun has started: the first one plans, and tells."""
-    from freewheel.run.learners.follow import follow  # which trains as this module does
+    """Run a learner that torchrun started, except the first: the first one makes the plan and sends it."""
+    from freewheel.run.learners.follow import follow  # which imports this module
 
     path, code = follow(place)
     return Result(path, {"exit_code": code})
@@ -121,7 +121,7 @@ def train_part(
     *,
     claim: bool = False,
 ) -> Result:
-    """Train as one of the learners of a run, or as the only one. claim: its directory is made, else it is there and held."""
+    """Train as the only learner of a run or one of several. claim: create the directory, which otherwise exists."""
     planned, config = crew.part(whole), whole.config
     process.keep_freed_memory()
     with (
@@ -149,7 +149,7 @@ def train_part(
         saver = Saver(directory, learner, every_s=60 * config.run.output.checkpoint_every)
         if earlier is not None:
             saver.go_on_from(earlier)
-            stop.begin()  # nothing has been changed so far
+            stop.begin()  # nothing has been changed on disk so far
             directory.go_back(int(earlier.progress["metrics_bytes"]))
         elif claim:
             directory.keep()
@@ -174,7 +174,7 @@ def train_part(
 
 
 def _info(whole: Plan, directory: RunDirectory, outputs: Outputs, outlets: Outlets, *, resumed: bool) -> RunInfo:
-    """What sinks may know about a run."""
+    """Return the facts about a run that sinks receive."""
     config = whole.config
     return RunInfo(
         path=directory.path,
@@ -193,7 +193,7 @@ def _info(whole: Plan, directory: RunDirectory, outputs: Outputs, outlets: Outle
 
 
 def _services(executors: KnownExecutors, meter: Meter, stop: Stop, crew: Crew) -> Services:
-    """An update that several learners are in together is not interrupted: they end between two."""
+    """Return the learner's services. An update with other learners is not interrupted: they end between two updates."""
     alone = stop.cuts = crew.group is None
     return Services(
         executors=executors,
@@ -206,7 +206,7 @@ def _services(executors: KnownExecutors, meter: Meter, stop: Stop, crew: Crew) -
 
 
 def _begin_trace(trace: SpanRecording, planned: Plan, meter: Meter, saver: Saver) -> TimelineSink:
-    """The timeline begins: what the learner does, and when checkpoints are written."""
+    """Begin the timeline of the learner's activities and of checkpoint writes."""
     earlier_s = 0.0 if saver.earlier is None else float(saver.earlier.progress["meter"]["wall_s"])
     trace.begin(planned.path, earlier_s)
     meter.record(LearnerTracks(trace, on_gpu=planned.device != "cpu"))

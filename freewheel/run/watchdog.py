@@ -1,10 +1,10 @@
-"""The watchdog: does what the main thread of a run cannot do while it is stuck.
+"""The watchdog: acts for the main thread of a run while that thread is stuck.
 
-It holds the time-outs of environments that run in this process, and ends a run that does not end soon after a signal. What can be
-saved is saved, the summary is written, and an environment that does not return is named with its seed, its step and its stack.
+It enforces the time-outs of environments in this process, and ends a run that does not end soon after a signal. It
+saves what can be saved, writes the summary, and names a hanging environment with its seed, step and stack.
 
-A thread looks every TICK. Where code in C holds the interpreter lock no Python thread runs: then a thread without Python ends the
-process (_watch.c), if that was compiled.
+A Python thread checks every TICK. It cannot run while C code holds the interpreter lock; then a native thread
+(_watch.c, if it was compiled) ends the process.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from freewheel.run.process import ClosingError, Endable, ExitCalled, Stop, TimeU
 from freewheel.transport.clock import clock
 from freewheel.transport.workers.place import CLOSE_LIMIT
 
-TICK = 0.1  # seconds between two looks
-PREPARE = 1.0  # seconds between two summaries for the thread without Python
-GRACE = 3.0  # seconds after a signal within which an environment has to return, and an update to end; then it is cut
-LAST = 4.4  # seconds after a signal within which all has to end, ...
-SAVING = 15.0  # ... apart from a save that is under way
-SECOND = 0.3  # seconds after a second signal
-OVERTIME = 5.0  # seconds after the time of the run within which user's code has to return, and an update to end; then it is cut
+TICK = 0.1  # seconds between two checks
+PREPARE = 1.0  # seconds between two summaries for the native thread
+GRACE = 3.0  # seconds after a signal until a hanging environment ends the run and an update is interrupted
+LAST = 4.4  # seconds after a signal for the run to end, ...
+SAVING = 15.0  # ... unless a save is in progress
+SECOND = 0.3  # seconds after a second signal for the run to end
+OVERTIME = 5.0  # the same after the run's time limit, for environments, hooks and updates; in seconds
 EMERGENCY, HURRIED = 20.0, 0.3  # seconds to save and write the summary, and to write it only
-PHASES = ("construct", "reset", "step")  # in the order of whereabouts.py; also in --step-timeout
+PHASES = ("construct", "reset", "step")  # in the order of whereabouts.py, and part of option names (--step-timeout)
 
 _watch, _prepare, _unwatch = compiled("watch", None), compiled("prepare", None), compiled("unwatch", None)
 
 
 class Watchdog:
-    """Watches over a run in this block."""
+    """Supervises a run within a `with` block."""
 
     def __init__(self, stop: Stop, name: str, limits: Timeouts) -> None:
         self._stop, self._name, self._limits = stop, name, limits
@@ -72,11 +72,11 @@ class Watchdog:
         self._over = False
         self._exit = os._exit
         self._asked: list[float] = []  # when signals came, by time.monotonic()
-        self._cut = False  # the update was, because it took too long after a signal
-        self._own = 0  # signals that are our own
-        self._call: tuple[int, ...] = ()  # the present call of an environment, ...
-        self._seen = self._prepared = 0.0  # ... since when, and when a summary was prepared last
-        self._earlier = 0  # the file of the summary of an earlier session
+        self._cut = False  # the update was interrupted because it took too long
+        self._own = 0  # expected signals that the watchdog itself sent
+        self._call: tuple[int, ...] = ()  # the current call of an environment, ...
+        self._seen = self._prepared = 0.0  # ... when it was first seen, and when a summary was last prepared
+        self._earlier = 0  # the inode of an earlier session's summary; 0: none
 
     def __enter__(self) -> Self:
         cells[SINCE] = cells[SIGNAL] = cells[SIGNALS] = cells[ENDING] = cells[STEP] = 0
@@ -106,7 +106,7 @@ class Watchdog:
         self._thread.start()
         return self
 
-    _watched = False  # by the thread without Python, of which there is one
+    _watched = False  # the native thread is in use; a process has only one
     _compiled = False
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -121,7 +121,7 @@ class Watchdog:
         self._held.close()
 
     def _exit_called(self, status: int) -> NoReturn:
-        """Instead of os._exit while a run is watched: no environment and no hook must end it without a word."""
+        """Replaces os._exit while a run is watched: no environment or hook may end the run without a message."""
         if os.getpid() == self._pid and threading.get_ident() == self._runs_in:
             raise ExitCalled(status)
         self._exit(status)
@@ -172,7 +172,7 @@ class Watchdog:
             _thread.interrupt_main(signal.Signals(cells[SIGNAL]))
 
     def _look_at_the_time(self, call: tuple[int, ...]) -> None:
-        """What goes on long after the time of the run: a hook or an environment does not return, or an update is long."""
+        """End a hook, environment call or update that still runs long after the run's time limit."""
         stop, when = self._stop, f"within {OVERTIME:g} s after the end of --minutes"
         late = stop.time_up < monotonic() and clock.age(stop.time_up) > OVERTIME
         if stop.hook and (late or stop.hook_s > stop.hook_limit):
@@ -187,7 +187,7 @@ class Watchdog:
             self._raise(TimeUp())
 
     def _look_at_close(self) -> None:
-        """An environment of this process that hangs in close() has done its work: it is left behind."""
+        """Give up on an environment of this process that hangs in close(): its work is done."""
         stuck = clock.age(self._stop.closing) if self._stop.closing else 0.0
         if stuck > 2 * CLOSE_LIMIT and self._stop.late is not None:
             self._end(f"{self._name} did not return from close()", FAILED, EMERGENCY)
@@ -195,18 +195,18 @@ class Watchdog:
             self._raise(ClosingError(f"{self._name} did not return from close() within {CLOSE_LIMIT:g} s"))
 
     def _raise(self, error: BaseException) -> None:
-        """In the thread of the run, also where it sleeps, if that is the one that handles signals."""
+        """Raise an error in the thread of the run, even while it sleeps, if that thread handles signals."""
         if signal.getsignal(signal.SIGINT) == self._stop.ask:
             self._own, self._stop.late = 1, error
             signal.pthread_kill(self._runs_in, signal.SIGINT)
 
     def _here(self) -> str:
-        """The line at which the run is."""
+        """Describe the source line that the run is executing."""
         frame = sys._current_frames().get(self._runs_in)
         return "" if frame is None else f" (it is at {frame.f_code.co_filename}:{frame.f_lineno})"
 
     def _where(self, when: str, *, stack: bool = False) -> str:
-        """Which environment does not return, and from where."""
+        """Describe which environment does not return, and from which call."""
         frame = sys._current_frames().get(self._runs_in)
         lane = lane_of(frame)
         who, where = (self._name, "in a call") if lane is None else (lane.who, lane.where)
@@ -220,7 +220,7 @@ class Watchdog:
         return f"{told}; --{PHASES[cells[PHASE]]}-timeout allows more. It was here:\n{theirs}"
 
     def _end(self, reason: str, code: int, patience: float) -> NoReturn:
-        """Save what can be saved, write the summary, end the process."""
+        """Save what can be saved, write the summary and end the process."""
         cells[CODE], cells[ENDING] = code, int(1000 * patience) + 1
         if not self._compiled:
             faulthandler.dump_traceback_later(patience, exit=True)
@@ -241,7 +241,7 @@ class Watchdog:
         self._exit(code)
 
     def _write_summary(self, run: Endable, reason: str, code: int) -> None:
-        """Where the run was about to end by itself and has not come to that."""
+        """Write the summary of a run that was ending by itself but has not written it."""
         path, known = run.last_known()
         if _file(path) != self._earlier:
             return
@@ -257,20 +257,20 @@ class Watchdog:
         disk.replace(path, json.dumps(summary, indent=2).encode())
 
     def _attend(self) -> None:
-        """A run has begun."""
+        """Note that a run has begun."""
         if self._stop.run is not None:
             self._earlier = _file(self._stop.run.last_known()[0])
         self._prepare()
 
     def _prepare(self) -> None:
-        """For the case that the interpreter lock is never free again."""
+        """Prepare a summary for the native thread, in case the interpreter lock is never released again."""
         run = self._stop.run
         if not self._compiled or _prepare is None or run is None or self._stop.over:
             return
         if monotonic() - self._prepared < PREPARE:
             return
         self._prepared = monotonic()
-        with suppress(Exception):  # the run goes on meanwhile
+        with suppress(Exception):  # the run changes its state in the meantime
             path, summary = run.last_known()
             rest = json.dumps(
                 {key: value for key, value in summary.items() if key not in ("exit_code", "ended", "error")}
@@ -279,7 +279,7 @@ class Watchdog:
 
 
 def _file(path: Path) -> int:
-    """Which file this is; 0: there is none. Every summary is a new one."""
+    """Return the inode of a file; 0 if there is none. Every summary is a new file."""
     try:
         return path.stat().st_ino
     except OSError:

@@ -1,1 +1,1 @@
-"""Where a run is written to: one file = one Sink."""
+"""Destinations of a run's output: one sink per file."""

@@ -1,4 +1,4 @@
-"""Progress in the words of the trainers that people come from: counters of a model-based one, episodes of the others."""
+"""Progress lines in the format of earlier trainers: counters of a model-based one, episodes of the others."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from freewheel.metrics.names import COUNTS
 
 
 class ClassicLines:
-    """Lines about each row of metrics.
+    """Formats each row of metrics as lines.
 
-    With a replay buffer or a model the counters, after `name`: [AsyncMBPO] step=1000 real_data=5000 ... Where updates are made
-    from batches: 10/100 episodes (15.2 eps/sec), and update 3 complete (0.3 s). `episodes` is the whole number of them, of which
+    With a `name`, the lines show counters: [AsyncMBPO] step=1000 real_data=5000 ... Without one, they show
+    10/100 episodes (15.2 eps/sec), and update 3 complete (0.3 s). `episodes` is the total number of episodes, of which
     `before` were played before this run.
     """
 
@@ -24,7 +24,7 @@ class ClassicLines:
         self._wall, self._updates = 0.0, 0
 
     def of(self, row: Mapping[str, Any]) -> Iterable[str]:
-        """The lines about one row."""
+        """Return the lines for one row."""
         return [_counters(self._name, row)] if self._name else self._progress(row)
 
     def _progress(self, row: Mapping[str, Any]) -> Iterator[str]:
@@ -39,14 +39,14 @@ class ClassicLines:
 
 
 def _counters(name: str, row: Mapping[str, Any]) -> str:
-    """A step is an update of the agent; the counters of the model are 0 where there is none."""
+    """Format the counters. A step is an update of the agent; the model's counters are 0 if there is no model."""
     counts = dict.fromkeys(COUNTS, 0) | {"real_data": row["env_steps"], "agent_updates": row["updates"]}
     counts |= {count: row[count] for count in COUNTS if count in row}
     return " ".join([f"[{name}] step={row['updates']}", *(f"{count}={value}" for count, value in counts.items())])
 
 
 class ClassicSink:
-    """Prints these lines and nothing else, for runs that are part of something larger. Implements sink.Sink."""
+    """Prints only these lines, for runs inside a larger program. Implements sink.Sink."""
 
     direct = True
 
@@ -62,4 +62,4 @@ class ClassicSink:
         sys.stdout.flush()
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """There is no summary."""
+        """Print no summary."""

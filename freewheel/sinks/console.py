@@ -1,4 +1,4 @@
-"""The run on a screen: a live panel on a terminal, one plain line per interval elsewhere, and a summary at the end."""
+"""Shows a run on a screen: a live panel on a terminal, one line per interval elsewhere, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ from freewheel.sinks.words import (
     shares_bar,
 )
 
-WIDTH = 88  # of the panel, where the terminal is wider
-BAR = 60  # cells of a bar of shares, where there is room
+WIDTH = 88  # largest width of the panel, in columns
+BAR = 60  # largest length of a bar of shares, in cells
 LABEL = 11  # columns before the lines of the summary
 FREE_RUNNING = ("continuous", "episodes", "ray")  # modes whose classic name begins with Async
-#: Key figures of the panel by their metric, and what colour a figure with a target has.
+#: Labels of the panel's key figures by metric, and the styles of figures that have a target.
 FIGURES = {"steps_per_s": "steps/s", "updates_per_s": "updates/s", "queue_util": "queue", "buffer_util": "buffer",
            "gpu_util": "gpu", "cpu_util": "cpu"}  # fmt: skip
 STYLES = {"good": "bold green", "bad": "bold red"}
-STEADY = 5  # rows in succession after which it is told why a target is out of reach
+STEADY = 5  # consecutive rows after which the console says why a target is out of reach
 ENDINGS = {"steps": "all steps taken", "minutes": "time is up", "episodes": "all episodes played"}
 
 
 class ConsoleSink:
     """Prints a run. Implements sink.Sink.
 
-    `classic`: these lines instead of the panel or plain lines; `setup`: which targets the run can reach.
+    `classic`: lines to print instead of the panel or plain lines; `setup`: decides which targets the run can reach.
     """
 
     direct = True
@@ -65,7 +65,7 @@ class ConsoleSink:
         setup: Setup | None = None,
     ) -> None:
         self._title, self._budget, self._out, self._classic = title, budget, out or Terminal(), classic
-        self._setup, self._beyond = setup, Counter[str]()  # rows in succession in which a target was out of reach
+        self._setup, self._beyond = setup, Counter[str]()  # consecutive rows in which a target was out of reach
         self._live: Live | None = None
         self._best: float | None = None
 
@@ -94,7 +94,7 @@ class ConsoleSink:
 
     def _show(self, row: Mapping[str, Any]) -> None:
         if self._live is None:
-            # Refreshed here, so that it needs no thread.
+            # Every row refreshes the panel, so it needs no thread.
             self._live = Live(console=self._out, auto_refresh=False, transient=True)
             self._live.start()
         judged = judge(row, self._setup)
@@ -105,7 +105,7 @@ class ConsoleSink:
         self._live.update(panel, refresh=True)
 
     def _explain(self, judged: Sequence[Indicator]) -> None:
-        """Say once why a target is out of reach, when that is no passing matter."""
+        """Say once why a target is out of reach, after STEADY rows in succession."""
         for one in judged:
             self._beyond[one.name] = self._beyond[one.name] + 1 if one.state == "unreachable" else 0
             if self._beyond[one.name] == STEADY:
@@ -113,7 +113,7 @@ class ConsoleSink:
                 self._beyond[one.name] = -sys.maxsize  # never again
 
     def _print(self, text: Text) -> None:
-        # Lines are not folded, for `grep`; above a panel they must be, or the panel would be cut as well.
+        # Lines are not wrapped, so that `grep` works; above a panel they must be, or the panel would be cut as well.
         self._out.print(text, soft_wrap=self._live is None)
 
 
@@ -166,7 +166,7 @@ def _progress(budget: Budget, row: Mapping[str, Any]) -> RenderableType:
 
 
 def _figures(row: Mapping[str, Any], best: float | None, judged: Sequence[Indicator]) -> Columns:
-    """Green and red are figures with a target; what cannot reach its target is neither."""
+    """Lay out the key figures; only a figure with a reachable target is green or red."""
     busy = {kind: percent(row[f"{kind}_busy"]) for kind in ("learner", "env")}
     used = {part: percent(row[f"{part}_util"]) for part in ("queue", "buffer", "cpu", "gpu")}
     groups = (
@@ -190,8 +190,8 @@ def _group(figures: Mapping[str, str], styles: Mapping[str, str]) -> Table:
 
 
 def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | None) -> list[Text]:
-    """The lines at the end of a run; a dash stands for what is unknown because it failed early. On a terminal, of this width,
-    bars and their legends fit into a line."""
+    """Return the lines at the end of a run; a dash stands for a value that is unknown because the run failed early.
+    `width`: of the terminal, which bars and legends must fit; None: no terminal."""
     ended = summary["ended"]
     colour = {0: "green", 3: "yellow"}.get(summary["exit_code"], "red")
     lines = [Text.assemble((title, "bold"), ": ", (ENDINGS.get(ended, ended), colour))]
@@ -228,10 +228,10 @@ def _summary(title: str, summary: Mapping[str, Any], shades: str, width: int | N
 
 
 def _closing_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str | tuple[str, str]]]:
-    """Where it is saved, how to go on, and what to know."""
+    """Yield the run directory, how to resume the run, problems and advice."""
     yield "saved in", summary["path"]
     if summary["ended"].startswith("interrupted") and summary.get("checkpoints", {}).get("saved"):
-        yield "go on", f"freewheel resume {summary['path']}"
+        yield "resume", f"freewheel resume {summary['path']}"
     for place, problem in enumerate(summary.get("problems", ())):
         yield ("" if place else "problems"), (problem, "yellow")
     if summary.get("advice"):
@@ -239,7 +239,7 @@ def _closing_lines(summary: Mapping[str, Any]) -> Iterator[tuple[str, str | tupl
 
 
 def _evaluated(summary: Mapping[str, Any]) -> str:
-    """The best weights and the last, and on which episodes they were scored; empty: there were no evaluations."""
+    """Describe the scores of the best and final weights, and their episodes; empty if there were no evaluations."""
     best, final = (
         f"{which} {number(summary[f'{which}_eval'])} ± {number(summary[f'{which}_eval_std'])}"
         if summary[f"{which}_eval"] is not None
@@ -251,6 +251,6 @@ def _evaluated(summary: Mapping[str, Any]) -> str:
         at = "" if summary["best_step"] == summary["env_steps"] else f" (step {summary['best_step']:,})"
         return f"{best}{at}, {final} ({count} fresh episodes each)"
     if not best:
-        return ""  # a note has said why
+        return ""  # a note has given the reason
     known = f"{best} (step {summary['best_step']:,}), {final or 'final not scored'}"
-    return f"{known} ({count} episodes, the same that it was chosen by: {summary['eval_note'].splitlines()[0]})"
+    return f"{known} (the same {count} episodes that selected it: {summary['eval_note'].splitlines()[0]})"

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one row of metrics per line, readable while the run goes on, and whole whatever the disk does."""
+"""metrics.jsonl: one row of metrics per line, readable during the run; disk errors do not corrupt it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from freewheel.files.lines import Lines
 from freewheel.sinks.sink import SinkEntry
 
-KEPT = 10_000  # rows that wait at most while the disk takes none; then the oldest are lost, and counted
+KEPT = 10_000  # rows that wait at most during a disk error; beyond that the oldest are lost and counted
 
 
 class JsonlSink:
-    """Rows that cannot be written wait (files/lines.py). Implements sink.Sink."""
+    """Appends rows; rows that cannot be written wait in memory (files/lines.py). Implements sink.Sink."""
 
-    direct = True  # cheap enough for the thread of the training
+    direct = True  # cheap enough for the training thread
 
     def __init__(self, path: Path, say: Callable[[str], None] = lambda _: None) -> None:
         self._lines = Lines(path, say, "rows")
 
     @property
     def problem(self) -> str:
-        """What the file lacks; empty: nothing."""
+        """Describes the rows that are missing from the file; empty if there are none."""
         return self._lines.problem
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -33,10 +33,10 @@ class JsonlSink:
         self.catch_up()
 
     def note(self, text: str) -> None:
-        """Notes are not rows."""
+        """Ignore notes: they are not rows."""
 
     def catch_up(self) -> None:
-        """Write what waits, as far as possible."""
+        """Write the rows that wait, as far as possible."""
         self._lines.catch_up()
 
     def close(self, summary: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""messages.jsonl: what a run has told its user, one message per line; there is no such file where it has told nothing."""
+"""messages.jsonl: the messages of a run to its user, one per line. The file exists only if there was a message."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from freewheel.files import disk
 from freewheel.sinks.sink import SinkEntry
 
 FILE = "messages.jsonl"
-MOST = 10_000  # messages of one session: an environment that fails again and again must not fill the disk
+MOST = 10_000  # messages per session: an environment that fails repeatedly must not fill the disk
 LONGEST = 4_000  # characters
 
 
 class MessagesSink:
-    """A message that the disk does not take is lost here: it was on the screen. Implements sink.Sink."""
+    """Appends messages to the file; the screen also shows them, so a failed write is ignored. Implements sink.Sink."""
 
     direct = True  # messages are rare
 
@@ -26,7 +26,7 @@ class MessagesSink:
         self._path, self._told, self._wall_s = path, 0, 0.0
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """A message has the time of the newest row."""
+        """Remember the time of the row for the next messages."""
         self._wall_s = row.get("wall_s") or 0.0
 
     def note(self, text: str) -> None:
@@ -38,7 +38,7 @@ class MessagesSink:
             disk.append(file, json.dumps(message).encode() + b"\n")
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
 
 SINK = SinkEntry("messages", lambda run: MessagesSink(run.path / FILE), default=True)

@@ -1,4 +1,4 @@
-"""All sinks of a run, kept from ending it or slowing it down, whatever one of them raises and however long it takes."""
+"""Calls all sinks of a run, so that a sink that fails or is slow can neither end the run nor slow it down."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from freewheel.errors import FreewheelError, SetupError
 from freewheel.sinks.sink import RunInfo, Sink, SinkEntry
 from freewheel.transport.background import BackgroundCalls
 
-FAILURES = 3  # in a row, after which a sink gets nothing more
-WAITING = 1_000  # rows and notes that wait at most for a sink that is slow
+FAILURES = 3  # in a row, after which a sink is no longer called
+WAITING = 1_000  # rows and notes that wait at most for a slow sink
 PATIENCE = 30.0  # seconds for slow sinks to finish at the end of a run
 
 
 class Outlet:
-    """One sink. Its calls are made in a thread of its own, unless it is `direct`; what it misses is counted."""
+    """Calls one sink, in a separate thread unless it is `direct`, and counts the rows that it misses."""
 
     def __init__(self, sink: Sink, name: str) -> None:
         self.name, self._sink = name, sink
         self.direct = bool(getattr(sink, "direct", False))
         self._thread = None if self.direct else BackgroundCalls(name, WAITING)
-        self._given = self._written = self._failures = 0  # rows, rows, calls in a row
+        self._given = self._written = self._failures = 0  # rows, rows, failed calls in a row
         self._slow = self._off = False
-        own = getattr(sink, "news", None)  # lines that a sink of ours has for the user
-        self.news: deque[str] = own if isinstance(own, deque) else deque()  # added to by either thread
+        own = getattr(sink, "news", None)  # messages of one of our sinks for the user
+        self.news: deque[str] = own if isinstance(own, deque) else deque()  # both threads append to it
 
     @property
     def problem(self) -> str:
-        """What it has missed; empty: nothing."""
+        """Describes the rows that the sink has missed; empty if there are none."""
         own: str = getattr(self._sink, "problem", "")
         missed = self._given - self._written
         return own or (f"the sink {self.name} has missed {missed} of {self._given} rows" if missed else "")
@@ -51,7 +51,7 @@ class Outlet:
         if self._thread is None:
             last()
         elif not self._thread.close(last, patience):
-            self.news.append(f"the sink {self.name} has not finished within {patience:g} s and is left behind")
+            self.news.append(f"the sink {self.name} did not finish within {patience:g} s; the run ends without it")
 
     def _write(self, row: Mapping[str, Any]) -> None:
         self._sink.write(row)
@@ -64,7 +64,7 @@ class Outlet:
             self._try(call)
         elif not self._thread.submit(partial(self._try, call)) and not self._slow:
             self._slow = True
-            self.news.append(f"the sink {self.name} is too slow: it misses rows, which are counted; training goes on")
+            self.news.append(f"the sink {self.name} is too slow: it misses rows, which are counted; training continues")
 
     def _try(self, call: Callable[[], object], *, always: bool = False) -> None:
         if self._off and not always:
@@ -72,12 +72,12 @@ class Outlet:
         try:
             call()
             self._failures = 0
-        except Exception as error:  # noqa: BLE001 - a sink is somebody else's code
+        except Exception as error:  # noqa: BLE001 - a sink may be foreign code
             self._failures += 1
             if self._failures == FAILURES:
                 self._off = True
                 what = f"the sink {self.name} has failed {FAILURES} times in a row, the last time with {_shown(error)}"
-                self.news.append(f"{what}; it gets nothing more, training goes on")
+                self.news.append(f"{what}; it is no longer called, training continues")
             elif always:
                 self.news.append(f"the sink {self.name} could not be closed: {_shown(error)}")
 
@@ -87,10 +87,10 @@ class Outlets:
 
     def __init__(self) -> None:
         self._outlets: list[Outlet] = []
-        self._early: list[str] | None = []  # notes until all are open
+        self._early: list[str] | None = []  # notes that wait until all sinks are open
 
     def open(self, entries: Sequence[SinkEntry], info: RunInfo, others: Sequence[Sink] = ()) -> None:
-        """Open these, and take others that are open."""
+        """Open these sinks, and add others that are already open."""
         for entry in entries:
             try:
                 sink = entry.open(info)
@@ -107,7 +107,7 @@ class Outlets:
 
     @property
     def problems(self) -> list[str]:
-        """What sinks have missed so far, a line each."""
+        """The rows that sinks have missed so far, one line per sink."""
         return [outlet.problem for outlet in self._outlets if outlet.problem]
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ class Outlets:
         self._tell()
 
     def catch_up(self) -> None:
-        """Let sinks write what they could not, so that `problems` are those that remain."""
+        """Let sinks retry failed writes, so that `problems` has only what remains."""
         for outlet in self._outlets:
             outlet.catch_up()
 
@@ -128,7 +128,7 @@ class Outlets:
             outlet.note(text)
 
     def close(self, summary: Mapping[str, Any], patience: float = PATIENCE) -> None:
-        """Those that may fail or be slow first, so that those on the screen can tell of it."""
+        """Close sinks with a thread first, so that direct sinks can report the problems of the others."""
         screens = [outlet for outlet in self._outlets if outlet.direct]
         for outlet in self._outlets:
             if not outlet.direct:
@@ -149,9 +149,9 @@ class Outlets:
 
 
 def _shown(error: Exception) -> str:
-    """One line about an exception whose own text may be of any length, or fail."""
+    """Return one line about an exception, even if its text is long or cannot be read."""
     try:
         text = str(error).strip().splitlines()[0][:200] if str(error).strip() else ""
-    except Exception:  # noqa: BLE001 - a __str__ of somebody else's
+    except Exception:  # noqa: BLE001 - a foreign __str__ may raise
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""Sinks: where a run is written to, chosen by name: ours and those of installed packages."""
+"""Sinks: destinations of a run's output, from this package and from installed ones, chosen by name."""
 
 from __future__ import annotations
 
@@ -24,45 +24,45 @@ class Sink(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What a sink may know about its run."""
+    """Facts about a run for its sinks."""
 
-    path: Path  # of the run directory, which exists
+    path: Path  # the run directory, which exists
     title: str
     budget: Budget
     algorithm: str
     mode: str
-    setup: Setup | None = None  # which targets it can reach
-    config: Mapping[str, Any] = field(default_factory=dict)  # what config.json says
-    resumed: bool = False  # it goes on after the rows that metrics.jsonl has now
+    setup: Setup | None = None  # decides which targets the run can reach
+    config: Mapping[str, Any] = field(default_factory=dict)  # the content of config.json
+    resumed: bool = False  # the run continues after the present rows of metrics.jsonl
     project: str = ""  # for trackers that have projects
-    quiet: bool = False  # nothing is to be printed
+    quiet: bool = False  # print nothing
     console: Literal["live", "classic"] = "live"
-    say: Callable[[str], None] = lambda _: None  # tells the user something, through all sinks
+    say: Callable[[str], None] = lambda _: None  # sends a message to the user through all sinks
 
 
 class Outputs(NamedTuple):
-    """What a run prints and writes to, beside what its config names."""
+    """Output settings of a run in addition to its config."""
 
-    quiet: bool  # nothing is to be printed
+    quiet: bool  # print nothing
     sinks: Sequence[Sink]
 
 
 @dataclass(frozen=True)
 class SinkEntry:
-    """One sink that can be chosen: `--sinks NAME`, or always where it is on by default."""
+    """A sink that `--sinks NAME` adds to a run, or that is on by default."""
 
     name: str
-    open: Callable[[RunInfo], Sink | None]  # None: it has nothing to write in this run
+    open: Callable[[RunInfo], Sink | None]  # returns None if there is nothing to write in this run
     default: bool = False
-    needs: tuple[str, str] | None = None  # a module, and the extra of this package that brings it
+    needs: tuple[str, str] | None = None  # a module, and the extra of this package that installs it
 
 
 SINKS: Registry[SinkEntry] = Registry("sink", "SINK", "freewheel.sinks")
 
 
 def chosen(names: Sequence[str]) -> list[SinkEntry]:
-    """The sinks that are on by default, and those of these names; UsageError if there is no such sink, SetupError if it needs
-    a package that is missing."""
+    """Return the sinks that are on by default and the named sinks. UsageError if a name is unknown, SetupError if a
+    sink needs a package that is missing."""
     named = [SINKS[name] for name in names]
     for entry in named:
         if entry.needs is not None and importlib.util.find_spec(entry.needs[0]) is None:

@@ -13,16 +13,16 @@ from freewheel.sinks.sink import RunInfo, SinkEntry
 from freewheel.sinks.tracking import findings, last_step, scalars, settings, table
 
 FOLDER = "tensorboard"
-#: Options that change nothing of what is learned, so that they are no hyperparameters.
+#: Options that do not affect learning, so they are not hyperparameters.
 ASIDE = (
     "checkpoint_every", "console", "construct_timeout", "log_every", "record_schedule", "reset_timeout", "run", "runs_dir",
     "sinks", "step_timeout", "tensorboard", "trace", "wandb", "wandb_project",
 )  # fmt: skip
-RESULTS = ("Eval/eval_return", "Episodes/return_mean")  # beside which the hyperparameters are shown
+RESULTS = ("Eval/eval_return", "Episodes/return_mean")  # shown next to the hyperparameters
 
 
 class EventFile:
-    """A new event file in a folder, written with TensorBoard's own writer; all of it is on the disk after every call."""
+    """A new event file in a folder, written with TensorBoard's own writer and flushed after every call."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -32,7 +32,7 @@ class EventFile:
         self._last = 0
 
     def forget_after(self, step: int) -> None:
-        """What earlier files of the folder have beyond this step is not shown any more."""
+        """Hide what earlier files of the folder have after this step."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._add(step + 1, session_log=SessionLog(status=SessionLog.START))
@@ -51,7 +51,7 @@ class EventFile:
         self._value(tag, metadata.create_summary_metadata(display_name=tag, description=""), [markdown.encode()])
 
     def hyperparameters(self, values: Mapping[str, bool | float | str]) -> None:
-        """For the tab HPARAMS: the settings of this run, beside its returns."""
+        """Write the settings of this run for the tab HPARAMS, which shows them next to its returns."""
         from google.protobuf.struct_pb2 import Value
         from tensorboard.plugins.hparams import api_pb2, metadata
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionStartInfo
@@ -75,7 +75,7 @@ class EventFile:
             self._value(tag, metadata.create_summary_metadata(data))
 
     def ended(self, *, well: bool) -> None:
-        """For the tab HPARAMS: how the run ended."""
+        """Write for the tab HPARAMS how the run ended."""
         from tensorboard.plugins.hparams import api_pb2, metadata
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo
 
@@ -88,7 +88,7 @@ class EventFile:
         self._writer.close()
 
     def _value(self, tag: str, metadata: Any, words: list[bytes] | None = None) -> None:
-        """A value that is not a number, at the step of the last one."""
+        """Write a value that is not a number, at the step of the last scalars."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
@@ -105,7 +105,7 @@ class EventFile:
 
 
 class TensorBoardSink:
-    """RUN/tensorboard. Its calls are made in a thread of their own. Implements sink.Sink."""
+    """Writes RUN/tensorboard. Outlet calls it in a separate thread. Implements sink.Sink."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run
@@ -117,7 +117,7 @@ class TensorBoardSink:
         self._opened().scalars(self._step, scalars(row))
 
     def note(self, text: str) -> None:
-        """Notes are not charts."""
+        """Ignore notes: they are not charts."""
 
     def close(self, summary: Mapping[str, Any]) -> None:
         if self._file is None:
@@ -130,10 +130,10 @@ class TensorBoardSink:
             self._file.close()
 
     def _opened(self) -> EventFile:
-        """A file of its own for every session of a run."""
+        """Return the event file, which is a new one in every session of a run."""
         if self._file is None:
             run, given = self._run, settings(self._run.config)
-            earlier = (run.path / FOLDER).is_dir()  # also of a session that had saved nothing
+            earlier = (run.path / FOLDER).is_dir()  # also after a session without a checkpoint
             self._file = EventFile(run.path / FOLDER)
             if earlier:
                 self._file.forget_after(self._kept)

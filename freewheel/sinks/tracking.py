@@ -1,4 +1,4 @@
-"""What trackers (TensorBoard, wandb) are given: metrics in groups, and a run's settings, the same for all of them."""
+"""Data for all trackers (TensorBoard, wandb): metrics by the names of charts, and the settings of a run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from freewheel.files.read import newest_row
 from freewheel.metrics.names import chart
 
 STEPS = chart("env_steps")  # the axis of all charts
-#: Of the summary of a run: what the closing evaluation found.
+#: Keys of a run's summary with the results of the final evaluation.
 FINDINGS = ("best_eval", "final_eval", "best_eval_std", "final_eval_std")
 
 
 def scalars(row: Mapping[str, Any]) -> dict[str, float]:
-    """A row of metrics by the names of charts (metrics/names.py); what is unknown is left out."""
+    """Return a row of metrics by the names of charts (metrics/names.py), without unknown values."""
     found: dict[str, float] = {}
     for name, value in row.items():
         parts = value.items() if isinstance(value, Mapping) else [("", value)]
@@ -27,12 +27,12 @@ def scalars(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def findings(summary: Mapping[str, Any]) -> dict[str, float]:
-    """What the end of a run adds to its charts."""
+    """Return the values that the end of a run adds to its charts."""
     return scalars({f"eval/{name}": summary.get(name) for name in FINDINGS})
 
 
 def settings(config: Mapping[str, Any]) -> dict[str, bool | float | str]:
-    """Every option of a run by its name (ppo.lr), without where its value came from."""
+    """Return every option of a run by its name (ppo.lr), without the sources of the values."""
     flat: dict[str, bool | float | str] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and name != "sources":
@@ -45,11 +45,11 @@ def settings(config: Mapping[str, Any]) -> dict[str, bool | float | str]:
 
 
 def last_step(metrics: Path) -> int:
-    """Env steps of the last row of metrics.jsonl; 0 if there is none."""
+    """Return the env steps of the last row of metrics.jsonl; 0 if there is none."""
     return int(newest_row(metrics).get("env_steps", 0))
 
 
 def table(rows: Mapping[str, Any], heads: tuple[str, str]) -> str:
-    """Names and values as a table of Markdown."""
+    """Format names and values as a Markdown table."""
     lines = [f"| `{name}` | {str(value).replace('|', chr(92) + '|')} |" for name, value in rows.items()]
     return "\n".join([f"| {heads[0]} | {heads[1]} |", "|---|---|", *lines])

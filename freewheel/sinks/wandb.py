@@ -1,4 +1,4 @@
-"""Weights & Biases: every row over env steps, and the settings; without a key or a network in files that are uploaded later."""
+"""Weights & Biases: every row over env steps, and the settings. Without a key or network, files wait for an upload."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from freewheel.files.read import json_object
 from freewheel.sinks.sink import RunInfo, SinkEntry
 from freewheel.sinks.tracking import STEPS, findings, scalars, settings
 
-FOLDER, KNOWN = "wandb", "freewheel.json"  # in the run directory; in it the name by which wandb knows the run
-CONNECT = 20.0  # seconds until a server that does not answer is given up
+FOLDER, KNOWN = "wandb", "freewheel.json"  # a folder in the run directory; its file with wandb's id of the run
+CONNECT = 20.0  # seconds to wait for a server that does not answer
 Mode = Literal["online", "offline", "disabled"]
 
 
 def mode() -> Mode:
-    """online only where a key is configured, so that nobody is ever asked for one; WANDB_MODE may say less."""
+    """Return "online" only if a key is configured, so that wandb never asks for one. WANDB_MODE may restrict it."""
     wanted = os.environ.get("WANDB_MODE", "")
     if wanted == "disabled":
         return "disabled"
@@ -46,11 +46,11 @@ def _has_key() -> bool:
 
 
 class Tracked:
-    """A run of wandb's, with files in `folder`/wandb. Its helper process ends with it."""
+    """A run of wandb, with files in `folder`/wandb. Its helper process ends with it."""
 
     def __init__(self, folder: Path, axis: str | None = None, **about: Any) -> None:
-        """`axis`: the metric that all others are charted over; `about`: as wandb.init takes it."""
-        self.news: list[str] = []  # for the user
+        """`axis`: the metric that all others are charted over; `about`: arguments of wandb.init."""
+        self.news: list[str] = []  # messages for the user
         chosen = mode()
         self.online = chosen == "online"
         try:
@@ -69,7 +69,7 @@ class Tracked:
 
     @staticmethod
     def _begin(folder: Path, chosen: Mode, about: Mapping[str, Any]) -> Any:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read on import: nothing is sent but the run
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # wandb reads it on import, and then sends only the run
         import wandb
 
         options = wandb.Settings(
@@ -86,7 +86,7 @@ class Tracked:
         self._run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
     def conclude(self, values: Mapping[str, Any]) -> None:
-        """What is shown of the run in tables."""
+        """Set the values that tables show for the run."""
         self._run.summary.update(dict(values))
 
     def close(self, exit_code: int) -> None:
@@ -97,7 +97,7 @@ class Tracked:
 
 
 def _end_service() -> None:
-    """End wandb's helper process, unless the user has a run of his own in this process."""
+    """End wandb's helper process, unless the user has another run in this process."""
     import wandb
 
     if wandb.run is None:
@@ -109,7 +109,7 @@ def how_to_sync(folder: Path) -> str:
 
 
 class WandbSink:
-    """RUN/wandb. Its calls are made in a thread of their own. Implements sink.Sink."""
+    """Writes RUN/wandb. Outlet calls it in a separate thread. Implements sink.Sink."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run
@@ -120,7 +120,7 @@ class WandbSink:
         self._opened().log(scalars(row))
 
     def note(self, text: str) -> None:
-        """Notes are not charts."""
+        """Ignore notes: they are not charts."""
 
     def close(self, summary: Mapping[str, Any]) -> None:
         if self._tracked is None:
@@ -151,7 +151,7 @@ class WandbSink:
 
 
 def _identity(path: Path) -> str:
-    """The name by which wandb knows the run: the same in every session."""
+    """Return wandb's id of the run, which is the same in every session."""
     if path.is_file():
         return str(json_object(path).get("id") or "")
     found = secrets.token_hex(4)

@@ -1,4 +1,4 @@
-"""Figures, times and shares of a run in words and bars: the same on the console and in the terminal view."""
+"""Formats figures, times and shares of a run as text and bars, for the console and the terminal view."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHADES, ASCII_SHADES = "█▓▒░·", "#=+-."  # from the greatest share to t
 
 
 def progress_and_left(budget: Budget, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """How far the run is, 0 to 1, and the seconds left; None for a run without a limit."""
+    """Return the progress of the run, 0 to 1, and the seconds left; both are None for a run without a limit."""
     if budget == Budget():
         return None, None
     wall, ran = row["wall_s"], row["wall_s"] - row.get("slept_s", 0.0)
@@ -25,18 +25,18 @@ def progress_and_left(budget: Budget, row: Mapping[str, Any]) -> tuple[float | N
 
 
 def evaluating(row: Mapping[str, Any]) -> str:
-    """How far the evaluation under way is; empty: there is none."""
+    """Describe the progress of the current evaluation; empty if there is none."""
     return f"evaluating {row['evaluating/ended']}/{row['evaluating/episodes']}" if "evaluating/episodes" in row else ""
 
 
 def lag_of(row: Mapping[str, Any], which: str) -> float | None:
-    """Of rows when an update learns from them, or when they are stored for many updates."""
+    """Return the policy lag of rows when an update uses them or, with a replay buffer, when they are stored."""
     lag: float | None = row[f"lag_{which}"]
     return lag if lag is not None else row.get(f"replay/lag_{which}")
 
 
 def shares_bar(shares: Mapping[str, float], shades: str, length: int) -> tuple[Text, list[Text]]:
-    """Shares as one bar of so many cells, the greatest first, and the parts of its legend; the percentages add to 100."""
+    """Return a bar of `length` cells, the greatest share first, and its legend, whose percentages add up to 100."""
     ranked = sorted(((kind, share) for kind, share in shares.items() if share >= SMALL), key=lambda pair: -pair[1])
     ranked.append(("rest", 1.0 - sum(share for _, share in ranked)))
     cells, percents = (apportion([share for _, share in ranked], whole) for whole in (length, 100))
@@ -52,7 +52,7 @@ def shares_bar(shares: Mapping[str, float], shades: str, length: int) -> tuple[T
 
 
 def filled(parts: list[Text], width: int | None) -> list[Text]:
-    """The parts side by side, in as many lines as they need."""
+    """Arrange the parts side by side, in as many lines as they need."""
     lines: list[list[Text]] = [[]]
     for part in parts:
         if width is not None and lines[-1] and sum(len(one) + 2 for one in lines[-1]) + len(part) > width:
@@ -62,7 +62,7 @@ def filled(parts: list[Text], width: int | None) -> list[Text]:
 
 
 def apportion(shares: list[float], whole: int) -> list[int]:
-    """Whole numbers that add up to `whole`, in proportion to shares that add to 1: the largest fractions round up."""
+    """Split `whole` into integers in proportion to shares that add up to 1; the largest fractions round up."""
     exact = [share * whole for share in shares]
     parts = [int(value) for value in exact]
     by_fraction = sorted(range(len(exact)), key=lambda index: parts[index] - exact[index])
@@ -72,7 +72,7 @@ def apportion(shares: list[float], whole: int) -> list[int]:
 
 
 def ledger(rows: Mapping[str, Any]) -> list[Text]:
-    """The balance, the causes if any row was dropped, and rows that are doubtful."""
+    """Describe the balance of rows, the causes of dropped rows, and rows outside the observation space."""
     dropped = sum(rows["dropped"].values())
     terms = " + ".join(f"{rows[term]:,} {term}" for term in ("trained", "queued", "open"))
     balance = Text(f"{rows['produced']:,} produced = {terms} + {dropped:,} dropped")
@@ -91,7 +91,7 @@ def number(value: float | None, digits: int = 1) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Three figures: 0.25, 24.1, 980, 12.4k, 1.25M."""
+    """Format with three significant figures: 0.25, 24.1, 980, 12.4k, 1.25M."""
     if value is None:
         return "-"
     units = ((1e6, "M"), (1e3, "k"))
@@ -112,7 +112,7 @@ def clock(seconds: float | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Of what goes on: 350 ms, 2.5 s, 1:05 min, 2:03:00 h."""
+    """Format a duration with its unit: 350 ms, 2.5 s, 1:05 min, 2:03:00 h."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
     return f"{clock(seconds)} {'h' if seconds >= 3600 else 'min'}"

@@ -1,1 +1,1 @@
-"""Conformance kits: what every Env, Runner, Collector and Learner must do, for our tests and for yours."""
+"""Conformance kits that check every Env, Runner, Collector and Learner, in our tests and in yours."""

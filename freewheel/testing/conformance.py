@@ -1,4 +1,4 @@
-"""Conformance kits: one for each base of core.py. They raise AssertionError if an implementation breaks its contract."""
+"""Conformance kits, one for each base of core.py: they raise AssertionError if a class breaks its contract."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from freewheel.seeding import drawn, generator, training_episodes
 SEED = 7
 STEP = ("reward", "terminated", "truncated", "next_obs", "valid", "measures")  # the arrays of a Step
 
-#: What lanes went through: their "first" observations [B, D], and [T, B, ...] the arrays of their Steps, "over" (whether an
-#: episode ended) and "obs", what they acted on next.
+#: The record of all lanes: their "first" observations [B, D] and, as [T, B, ...], the arrays of their Steps, "over"
+#: (whether an episode ended) and "obs" (the observations to act on next).
 Played: TypeAlias = dict[str, NDArray]
 
 
 def check_env(make: Callable[[range], Env], *, steps: int = 200) -> None:
-    """Raise AssertionError unless what `make(lanes)` builds conforms to core.Env over `steps` random steps."""
+    """Raise AssertionError unless the Env of `make(lanes)` conforms to core.Env over `steps` random steps."""
     lanes = range(2, 5)
     with closing(make(lanes)) as env:
         name, played = env.spec.name, _play(env, lanes, steps, eager=True)
@@ -55,9 +55,9 @@ def check_env(make: Callable[[range], Env], *, steps: int = 200) -> None:
 
 
 def _play(env: Env, lanes: range, steps: int, *, eager: bool = False) -> Played:
-    """Play random actions, drawn lane by lane so that those of a lane do not depend on the other lanes.
+    """Play random actions, drawn for each lane so that they do not depend on the other lanes.
 
-    `eager`: autoreset after every step, not only where an episode ended.
+    `eager`: call autoreset after every step, not only after the end of an episode.
     """
     spec, draws = env.spec, [generator(SEED, "check_env", lane) for lane in lanes]
     alone = replace(spec, lanes=1)
@@ -78,7 +78,7 @@ def _play(env: Env, lanes: range, steps: int, *, eager: bool = False) -> Played:
 
 
 def _starts(played: Played, lane: int) -> list[tuple[int, NDArray]]:
-    """For each end that another row follows: its row, and the next episode's first observation."""
+    """Return the row of each episode end before the last row, and the next episode's first observation."""
     valid, obs, ends = played["valid"][:, lane], played["obs"][:, lane], np.flatnonzero(played["over"][:-1, lane])
     return [(row, obs[row if valid[row + 1] else row + 1]) for row in ends.tolist()]
 
@@ -106,7 +106,7 @@ def _check_shapes(spec: EnvSpec, step: Step) -> None:
 
 
 def _check_rows(name: str, played: Played) -> None:
-    """next_obs is the true successor, and rows that are not valid are empty."""
+    """Check that next_obs is the true successor, and that rows that are not valid are empty."""
     over, obs, next_obs, gap = played["over"], played["obs"], played["next_obs"], ~played["valid"]
     same = (next_obs == obs).all(-1) | np.isnan(obs).any(-1)
     _expect(same[~gap & ~over].all(), f"{name}: within an episode, next_obs is not what is acted on next")
@@ -132,7 +132,7 @@ def _check_same(name: str, one: Played, other: Played, which: str) -> None:
 
 
 def _check_starts(env: Env, lanes: Sequence[int], played: Played) -> None:
-    """Episode k of a lane begins as a stream that starts at k does; earlier episodes make no difference."""
+    """Check that episode k of a lane begins like a stream that starts at k, independent of earlier episodes."""
     starts = [[start for _, start in _starts(played, lane)] for lane in range(len(lanes))]
     for k in range(1, min(4, 1 + max(map(len, starts)))):
         first = env.reset([training_episodes(SEED, lane, start=k) for lane in lanes])
@@ -154,7 +154,7 @@ def _check_clipping(env: Env, lanes: range) -> None:
 
 
 def _check_context(env: Env, lanes: range, steps: int) -> None:
-    """Until it ends, an episode shows the row that its seed draws from the table that was set when it began."""
+    """Check that an episode shows, until its end, the row that its seed draws from the table set when it began."""
     spec, rng = env.spec, generator(SEED, "check_env", "context")
     columns, width = spec.slice("context"), spec.context
     _check_refusal(env, width + 1)
@@ -181,7 +181,7 @@ def _check_context(env: Env, lanes: range, steps: int) -> None:
 
 
 def _check_refusal(env: Env, width: int) -> None:
-    """A table of another width is refused; an empty one is always accepted."""
+    """Check that a table of another width is refused, and that an empty one is accepted."""
     env.set_context(NO_CONTEXT)
     try:
         env.set_context(np.zeros((1, width), np.float32))
@@ -202,14 +202,14 @@ class AnyRunner(Protocol):
 
 
 def check_runner(make: Callable[[], AnyRunner], snapshot: Snapshot) -> None:
-    """Raise AssertionError unless chunks are signed, whole, continuous and repeatable. Any version of a snapshot will do."""
+    """Raise AssertionError unless chunks are signed, whole, continuous and repeatable, with any snapshot version."""
     runs = []
     for _ in range(2):
         with closing(make()) as runner:
             runner.load(snapshot)
             chunks = [runner.unroll(steps) for steps in (5, 1, 7)]
             _expect(runner.open == 0, "rows are still open after the chunk was handed over")
-            _expect(runner.produced == sum(chunk.rows for chunk in chunks), "produced is not the rows of all chunks")
+            _expect(runner.produced == sum(chunk.rows for chunk in chunks), "produced is not the sum of all rows")
         for number, chunk in enumerate(chunks):
             _expect(chunk.version == snapshot.version, "a chunk is not signed with the version that was loaded")
             _expect(chunk.origin.sequence == number, "sequence numbers have a gap")
@@ -263,14 +263,14 @@ def check_collector(
 
 
 def _check_episodes(chunk: Chunk, tables: Sequence[NDArray]) -> None:
-    """The context of an episode is a row of a table that was published."""
+    """Check that the context of every episode is a row of a published table."""
     for episode in chunk.episodes:
         known = [tuple(drawn(table, episode.seed).tolist()) if table.size else () for table in tables]
         _expect(episode.context in known, f"{episode} should have one of the contexts {known}")
 
 
 def _waited_for(collector: Collector) -> Sequence[Chunk]:
-    """At least one chunk: a wait may return nothing because `oldest` has moved, but not every time."""
+    """Return at least one chunk. A wait may return nothing because `oldest` has moved, but not every time."""
     for _ in range(1000):
         if got := [*collector.collect(wait=True), *collector.collect(wait=False)]:
             return got
@@ -286,7 +286,7 @@ def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chu
     observed = 0
     for turn in range(3):
         while not learner.ready:
-            _expect(learner.hungry, "neither ready nor hungry: the loop could not go on")
+            _expect(learner.hungry, "neither ready nor hungry: the loop could not continue")
             chunk = collect(learner.snapshot())
             learner.observe(chunk)
             observed += chunk.rows
@@ -316,7 +316,7 @@ def check_learner(make: Callable[[], Learner], collect: Callable[[Snapshot], Chu
 
 
 def copy_state(learner: Learner, twin: Learner) -> None:
-    """What a resumed run does: the state, then the rows of buffers."""
+    """Copy as a resumed run does: first the state, then the rows of buffers."""
     twin.load_state_dict({name: np.array(to_numpy(value)) for name, value in learner.state_dict().items()})
     buffers = twin.buffers()
     for name, buffer in learner.buffers().items():
@@ -325,13 +325,13 @@ def copy_state(learner: Learner, twin: Learner) -> None:
 
 
 def _runs(chunks: Sequence[Chunk]) -> Sequence[Sequence[Chunk]]:
-    """Cut where a sequence number is missing."""
+    """Split the chunks where a sequence number is missing."""
     cuts = [at for at in range(1, len(chunks)) if chunks[at].origin.sequence != chunks[at - 1].origin.sequence + 1]
     return [chunks[begin:end] for begin, end in itertools.pairwise((0, *cuts, len(chunks)))]
 
 
 def _check_joints(chunks: Sequence[Chunk]) -> None:
-    """Where no episode ends, a row's successor is what the lane acts on next: within chunks and from one to the next."""
+    """Check that, unless an episode ends, a row's successor is what the lane acts on next, within and across chunks."""
     for here, there in itertools.pairwise(chunks):
         _expect(here.origin.sequence + 1 == there.origin.sequence, "chunks of one author are not consecutive")
     data = [chunk.data for chunk in chunks]

@@ -27,7 +27,7 @@ SHOWN = (PATTERNS * (1 - NOISE)).astype(np.float32)
 
 
 def relative_times(law: Law, count: int, rng: np.random.Generator, sigma: float) -> NDArray:
-    """Random times with a mean of exactly 1."""
+    """Draw random times with an expected value of exactly 1."""
     if law == "lognormal":
         return np.exp(sigma * rng.standard_normal(count) - sigma**2 / 2)
     if law == "constant":
@@ -37,14 +37,14 @@ def relative_times(law: Law, count: int, rng: np.random.Generator, sigma: float)
 
 
 def sleep(seconds: float) -> float:
-    """Sleep for this long; returns the seconds that have passed."""
+    """Sleep for this long; return the seconds that have passed."""
     begun = time.perf_counter()
     time.sleep(seconds)
     return time.perf_counter() - begun
 
 
 def burn(seconds: float) -> float:
-    """Use this much CPU time of this thread; returns the seconds that have passed."""
+    """Use this much CPU time of this thread; return the seconds that have passed."""
     begun, enough = time.perf_counter(), time.thread_time() + seconds
     while time.thread_time() < enough:
         pass
@@ -55,8 +55,8 @@ class Straggler(gymnasium.Env[NDArray, Any]):
     """Name the context that the observation shows; every step takes a random time.
 
     Every observation shows one of 16 random contexts as a pattern of ±0.75 on all 52 columns, plus uniform noise of ±0.25.
-    Each context has one right action among the 145 (4, 13, ..., 139): it earns 1, every other 0. So the best return is
-    `length`, random actions earn length / 145, and one constant action earns length / 16 at most. The map is linear, and a
+    Each context has one right action among the 145 (4, 13, ..., 139): it earns 1, any other 0. Thus the best return is
+    `length`, random actions earn length / 145, and one constant action earns length / 16 at most. The map is linear; a
     small network learns it after it has found each right action a few times. After `length` steps the episode is
     `terminated`, not truncated: its last state has no value.
 

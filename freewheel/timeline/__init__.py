@@ -1,7 +1,7 @@
 """The timeline of a run: spans of workers and learner, recorded, drawn and exported.
 
-model     Timeline, Row, Span, and the compact form for pages       chrome    trace.json: written, and `read` back
-terminal  drawn as text                                             page      drawn as a page (gantt.js, gantt.css)
-track     a bounded ring of spans, written without locks            cells     many short spans as fewer longer ones
-recording all tracks of a run, what is kept of them, and the files
+model     Timeline, Row, Span, and the compact form for pages       chrome    writes and reads trace.json
+terminal  draws it as text                                          page      draws it as a page (gantt.js, gantt.css)
+track     a bounded ring of spans, written without locks            cells     merges many short spans into fewer
+recording all tracks of a run, the spans that are kept, and the files
 """

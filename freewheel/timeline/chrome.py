@@ -1,4 +1,4 @@
-"""trace.json: a timeline as Chrome trace events, which ui.perfetto.dev and chrome://tracing open; and read back."""
+"""Writes and reads trace.json: a timeline as Chrome trace events, for ui.perfetto.dev and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from freewheel.errors import FileError, printable
 from freewheel.files import read as files
 from freewheel.timeline.model import FORMAT, GROUPS, Group, Row, Span, Timeline
 
-TRACE = "trace.json"  # the whole run, at its end
-RECENT = "timeline.json"  # the last minute, while it runs: Timeline.to_json
+TRACE = "trace.json"  # the whole run, written at its end
+RECENT = "timeline.json"  # the last minute, written during the run: Timeline.to_json
 TITLES: Mapping[Group, str] = {"envs": "Envs", "learner": "Learner", "gpu": "GPU", "sync": "Sync"}
 MOST_BYTES = 64 << 20
 
 
 def read(path: Path) -> Timeline:
-    """The timeline of a run: of its directory, or of a file that is a trace.json or timeline.json. FileError if there is none."""
+    """Read the timeline in a run directory, a trace.json or a timeline.json; FileError if there is none."""
     if path.is_dir():
         found = next((path / name for name in (TRACE, RECENT) if (path / name).is_file()), None)
         if found is None:
@@ -29,7 +29,7 @@ def read(path: Path) -> Timeline:
 
 
 def encode(timeline: Timeline) -> bytes:
-    """The content of trace.json; one event a line, so that a person can look into it too."""
+    """Return the content of trace.json, with one event per line so that people can read it too."""
     about = {"format": FORMAT, "writer": "freewheel", "about": dict(timeline.about)}
     window = {"begin_s": timeline.begin_s, "end_s": timeline.end_s}
     head = json.dumps({"displayTimeUnit": "ms", "otherData": about | window})[:-1]
@@ -77,4 +77,4 @@ def _from_events(data: Mapping[str, Any], name: str) -> Timeline:
         window = float(about.get("begin_s", 0.0)), float(about.get("end_s", end))
         return Timeline(rows, {str(kind): str(text) for kind, text in about.get("about", {}).items()}, *window)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise FileError(f"{name} is no trace of freewheel ({type(error).__name__}: {error})") from None
+        raise FileError(f"{name} is not a trace of freewheel ({type(error).__name__}: {error})") from None

@@ -1,4 +1,4 @@
-"""What a timeline is: rows of spans over the seconds of a run, and its compact form for pages."""
+"""The model of a timeline: rows of spans over the seconds of a run, and its compact form for pages."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Look(NamedTuple):
     """How a kind of span is shown."""
 
     color: str
-    mark: str  # one letter, where there are no colours
+    mark: str  # one letter, for output without colours
 
 
-#: Every kind of span: those of core.WORKER_TIME and core.LEARNER_TIME, and the collector's own. Warm colours are waits.
+#: Every kind of span: of core.WORKER_TIME, of core.LEARNER_TIME and of the collector. Waits have warm colours.
 KINDS: Mapping[str, Look] = {
     "step": Look("#2e9e5b", "S"),
     "reset": Look("#8fd19e", "R"),
@@ -44,7 +44,7 @@ KINDS: Mapping[str, Look] = {
     "other": Look("#c3c8cf", "."),
 }
 UNKNOWN = Look("#999999", "?")
-#: Whom a wait is for, where the span itself does not say it.
+#: The party that a wait is for, if the span itself does not name it.
 WAITS_FOR: Mapping[str, str] = {
     "wait-credit": "learner",
     "wait-slot": "learner",
@@ -63,12 +63,12 @@ def is_wait(kind: str) -> bool:
 
 
 class Span(NamedTuple):
-    """A stretch of one party's time, in seconds since the run began."""
+    """An interval of one party's time, in seconds since the run began."""
 
     kind: str
     t0_s: float
     t1_s: float
-    waits_for: str = ""  # the row that a wait was for, where it is known
+    waits_for: str = ""  # the row that a wait was for, if known
 
     @property
     def seconds(self) -> float:
@@ -84,14 +84,14 @@ class Row:
     spans: Sequence[Span]
 
     def seconds(self) -> dict[str, float]:
-        """By kind."""
+        """Return the seconds by kind."""
         found: dict[str, float] = {}
         for span in self.spans:
             found[span.kind] = found.get(span.kind, 0.0) + span.seconds
         return found
 
     def window(self, begin_s: float, end_s: float) -> Self:
-        """What lies between these times; spans are cut at them."""
+        """Return the part between these times; spans are cut at them."""
         cut = (span._replace(t0_s=max(span.t0_s, begin_s), t1_s=min(span.t1_s, end_s)) for span in self.spans)
         return replace(self, spans=[span for span in cut if span.t1_s > span.t0_s])
 
@@ -101,9 +101,9 @@ class Timeline:
     """All rows of a run, or of a part of it."""
 
     rows: Sequence[Row]
-    about: Mapping[str, str] = field(default_factory=dict)  # kind -> a sentence: what goes on, or why it waits
+    about: Mapping[str, str] = field(default_factory=dict)  # kind -> a sentence: the activity, or why it waits
     begin_s: float = 0.0
-    end_s: float = 0.0  # what is shown ends here
+    end_s: float = 0.0  # the shown part ends here
 
     @property
     def seconds(self) -> float:
@@ -113,12 +113,12 @@ class Timeline:
         return (row for row in self.rows if row.group == group)
 
     def kinds(self) -> list[str]:
-        """Those that occur, in the order of KINDS."""
+        """Return the kinds that occur, in the order of KINDS."""
         found = {span.kind for row in self.rows for span in row.spans}
         return [kind for kind in KINDS if kind in found] + sorted(found - set(KINDS))
 
     def last(self, seconds: float) -> Self:
-        """The newest so many seconds."""
+        """Return the part with the newest `seconds`."""
         return self.window(max(self.begin_s, self.end_s - seconds), self.end_s)
 
     def window(self, begin_s: float, end_s: float) -> Self:
@@ -126,7 +126,7 @@ class Timeline:
         return replace(self, rows=rows, begin_s=begin_s, end_s=end_s)
 
     def to_json(self) -> dict[str, Any]:
-        """The compact form: a span is [t0, t1, kind] or, where it is known whom it waits for, [t0, t1, kind, row].
+        """Return the compact form. A span is [t0, t1, kind] or, if the row it waits for is known, [t0, t1, kind, row].
 
         `kinds`, `about`, `waits_for` and `colors` have one entry for each kind; times are seconds since the run began.
         """
@@ -149,7 +149,7 @@ class Timeline:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], name: str = "the timeline") -> Self:
-        """The inverse of `to_json`; FileError if it is something else."""
+        """Return the timeline that `to_json` encoded; FileError if the data is not a timeline."""
         try:
             kinds, names = ([printable(str(one)) for one in found]
                             for found in (data["kinds"], [row["name"] for row in data["rows"]]))  # fmt: skip
@@ -159,7 +159,7 @@ class Timeline:
             begin = float(data.get("begin", 0.0))
             return cls(rows, about, begin, begin + float(data["seconds"]))
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            raise FileError(f"{name} is no timeline of freewheel ({type(error).__name__}: {error})") from None
+            raise FileError(f"{name} is not a timeline of freewheel ({type(error).__name__}: {error})") from None
 
 
 def _packed(span: Span, number: Mapping[str, int], place: Mapping[str, int]) -> list[float]:
@@ -181,5 +181,5 @@ def _group(name: object) -> Group:
 
 
 def _short(seconds: float) -> float:
-    """To 10 µs; several times faster than `round`."""
+    """Round to 10 µs, several times faster than `round`."""
     return int(seconds * 1e5 + 0.5) / 1e5

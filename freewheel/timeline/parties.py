@@ -1,4 +1,4 @@
-"""The parties of the trainer's process in a timeline: the learner, and what runs beside it in threads and processes."""
+"""The trainer's parties in a timeline: the learner, and work that runs at the same time in threads and processes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from freewheel.timeline.recording import Doing, SpanRecording
 from freewheel.timeline.track import Track
 
 LEARNER, FITS, EVALUATOR, SAVER = "learner", "model fits", "evaluator", "checkpoints"
-ON_GPU = ("update", "fit", "rollout")  # what a learner on a GPU does there
+ON_GPU = ("update", "fit", "rollout")  # kinds of work that a learner on a GPU does there
 
 
 class LearnerTracks:
-    """What the learner does, as the meter tells it; on a GPU a row of its own shows when that has work."""
+    """Records the learner's time as the meter reports it; a separate row shows when its GPU has work."""
 
     def __init__(self, recording: SpanRecording, *, on_gpu: bool) -> None:
         self._recording, self._track = recording, recording.track(LEARNER, "learner")
         self._gpu = recording.track("GPU learner", "gpu") if on_gpu else None
 
     def __call__(self, kind: str, begin_s: float, end_s: float) -> None:
-        """By seconds of time.perf_counter. A wait for rows was for the one whose rows ended it."""
+        """Record a span, in seconds of time.perf_counter. A wait for rows was for the party whose rows ended it."""
         begin, end = int(begin_s * 1e9), int(end_s * 1e9)
         self._track.add(kind, begin, end, self._recording.latest if kind == "wait-data" else -1)
         if self._gpu is not None and kind in ON_GPU:
@@ -31,7 +31,7 @@ class LearnerTracks:
 
 
 def doing(present: Callable[[], tuple[str, float, float]]) -> Callable[[], Doing]:
-    """What the learner does now, by metrics.meter.Meter.present."""
+    """Return a function for the learner's current activity. `present`: metrics.meter.Meter.present."""
 
     def now() -> Doing:
         kind, begin, end = present()
@@ -41,7 +41,7 @@ def doing(present: Callable[[], tuple[str, float, float]]) -> Callable[[], Doing
 
 
 class _Timed(NamedTuple):
-    """The result of a call, and when it was made where it ran."""
+    """The result of a call, and when the call began and ended, in ns."""
 
     result: Any
     began: int
@@ -49,7 +49,7 @@ class _Timed(NamedTuple):
 
 
 def timed_executors(make: MakeExecutor, recording: SpanRecording) -> MakeExecutor:
-    """The same executors, whose calls are a row of the timeline; for those that run beside the learner."""
+    """Return executors that record their calls as rows of the timeline, for work that runs next to the learner."""
 
     names = itertools.chain([FITS], (f"{FITS} {number}" for number in itertools.count(2)))
 
@@ -71,7 +71,7 @@ def _timed(function: Callable[[Any], Any]) -> Callable[[Any], Generator[Any, Non
 
 
 class WatchedExecutor:
-    """An executor with something done when its results are taken. Implements core.Executor."""
+    """Wraps an executor; subclasses act when a result is taken. Implements core.Executor."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor, self.submit = executor, executor.submit
@@ -91,7 +91,7 @@ class _TimedExecutor(WatchedExecutor):
 
     def result(self, wait: float = 0.0) -> Any:
         found = self.executor.result(wait)
-        if not isinstance(found, _Timed):  # not yet, or an error
+        if not isinstance(found, _Timed):  # no result yet, or an error
             return found
         self._track.add("fit", found.began, found.ended)
         self._track.flush()

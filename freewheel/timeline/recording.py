@@ -1,7 +1,7 @@
-"""The recording of a run's timeline: all its tracks, what is kept of them, and the files that are written.
+"""Records the timeline of a run: all its tracks, the spans that are kept, and the files that are written.
 
-The newest spans are kept as they are. When there are too many, the older half becomes coarser, again and again: a night fits into
-the same memory, its last minutes in detail, and how long each party did what stays exact.
+The newest spans are kept unchanged. Whenever there are too many, the older half is merged into coarser ones: a long run
+fits into the same memory, with its last minutes in detail, and the total time of each party by kind stays exact.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from freewheel.timeline.chrome import RECENT, TRACE, encode, read
 from freewheel.timeline.model import Group, Row, Span, Timeline
 from freewheel.timeline.track import NAMES, NUMBERS, PARTY, WIDTH, Ring, Track
 
-MOST = 100_000  # spans that are kept of all rows together: a trace.json of some 8 MB
-LEAST = 200  # of a row
-FINEST = 20_000_000  # ns: the shortest cell that old spans are gathered in
-WINDOW = 60.0  # seconds of timeline.json, ...
-WINDOW_SPANS = 4000  # ... and its spans, about: some 100 kB
+MOST = 100_000  # spans that are kept, over all rows: a trace.json of about 8 MB
+LEAST = 200  # spans that are kept of a row, even if there are many rows
+FINEST = 20_000_000  # ns: the shortest cell in which old spans are merged
+WINDOW = 60.0  # seconds in timeline.json
+WINDOW_SPANS = 4000  # approximate number of spans in timeline.json: about 100 kB
 
-#: What parties do at present, by row: (kind, begin, end) in ns of CLOCK_MONOTONIC, which no span says yet.
+#: Current activities by row: (kind, begin, end) in ns of CLOCK_MONOTONIC, which are not yet written as spans.
 Doing = Mapping[str, Sequence[tuple[str, int, int]]]
 
 
@@ -42,13 +42,13 @@ class _Kept:
         self.spans: NDArray = np.empty((0, WIDTH), np.int64)
         self.ring: Ring | None = None
         self._next, self._cell = 0, FINEST
-        self._recent: deque[NDArray] = deque()  # of the last minute, gathered when they came
+        self._recent: deque[NDArray] = deque()  # merged spans of the last minute
 
     def attach(self, ring: Ring | None) -> None:
         self.ring, self._next = ring, 0
 
     def drain(self, most: int, cell: int) -> None:
-        """Take what the ring has, and make older spans coarser where there are too many. `cell`: of what is recent."""
+        """Take new spans from the ring, and merge older ones if there are too many. `cell`: the length for `recent`."""
         if self.ring is not None:
             new, self._next = self.ring.read(self._next)
             if len(new):
@@ -60,14 +60,14 @@ class _Kept:
             self.spans = np.concatenate([old, self.spans[half:]])
 
     def recent(self, begin: int) -> NDArray:
-        """Since this time, gathered."""
+        """Return the merged spans since this time."""
         while self._recent and self._recent[0][-1, 1] <= begin:
             self._recent.popleft()
         return np.concatenate(self._recent) if self._recent else self.spans[:0]
 
 
 def _going_on(spans: NDArray, doing: Sequence[tuple[str, int, int]], now: int) -> NDArray:
-    """With what is not written yet."""
+    """Return the spans and, after them, the activities that are not yet written."""
     end = int(spans[-1, 1]) if len(spans) else 0
     for kind, begin, until in doing:
         begin, until = max(begin, end), min(until, now)
@@ -81,21 +81,21 @@ class SpanRecording:
     """All tracks of a run. Any thread may add rows, drain them and write."""
 
     def __init__(self, about: Mapping[str, str] | None = None, now: Callable[[], int] = perf_counter_ns) -> None:
-        """about: what each kind means, for those who look at the timeline."""
+        """about: the meaning of each kind, for viewers of the timeline."""
         self._about, self._now = dict(about or {}), now
         self._begin = now()
         self._rows: dict[str, _Kept] = {}
         self._sources: list[Callable[[], Doing]] = []
-        self._tracks: list[Track] = []  # of this process
+        self._tracks: list[Track] = []  # of parties in this process
         self._lock = threading.RLock()
-        self.latest = -1  # the number of the row that the learner got rows from last, so that its wait was for it
+        self.latest = -1  # the number of the party whose rows the learner got last, and which its wait was for
         self._folder: Path | None = None
 
     def begin(self, folder: Path, earlier_s: float = 0.0) -> None:
-        """The run begins now. `earlier_s`: of an earlier session that this one goes on with; what it recorded stays."""
+        """Begin the run now. `earlier_s`: the length of the sessions before this one, whose recording is kept."""
         self._begin, self._folder = self._now() - round(earlier_s * 1e9), folder
         if earlier_s and (folder / TRACE).is_file():
-            with suppress(FreewheelError):  # it is damaged: the new one begins here
+            with suppress(FreewheelError):  # a damaged file is ignored: the recording begins here
                 self._restore(read(folder / TRACE).window(0.0, earlier_s))
 
     def _restore(self, earlier: Timeline) -> None:
@@ -114,14 +114,14 @@ class SpanRecording:
         return NUMBERS[span.kind] | party << PARTY
 
     def number(self, name: str, group: Group) -> int:
-        """Of the row of this name, which is made if there is none."""
+        """Return the number of the row of this name; create the row if there is none."""
         with self._lock:
             if name not in self._rows:
                 self._rows[name] = _Kept(name, group, len(self._rows))
             return self._rows[name].number
 
     def attach(self, rings: Mapping[str, Ring], group: Group, doing: Callable[[], Doing] | None = None) -> None:
-        """Parties write their spans into these rings, until `detach`."""
+        """Read the spans of parties from these rings, until `detach`."""
         with self._lock:
             for name, ring in rings.items():
                 self.number(name, group)
@@ -129,14 +129,14 @@ class SpanRecording:
             self._sources += [] if doing is None else [doing]
 
     def track(self, name: str, group: Group) -> Track:
-        """A track for a party of this process."""
+        """Create a track for a party of this process."""
         ring = Ring.private()
         self.attach({name: ring}, group)
         self._tracks.append(made := Track(ring))
         return made
 
     def detach(self, rings: Iterable[str], doing: Callable[[], Doing] | None = None) -> None:
-        """The memory of these rings goes away; what is in them is kept."""
+        """Keep the content of these rings, whose memory is about to be freed."""
         with self._lock:
             self.drain()
             now, last = self._now(), {} if doing is None else doing()
@@ -153,13 +153,13 @@ class SpanRecording:
                 row.drain(most, cell)
 
     def timeline(self) -> Timeline:
-        """Of the whole run, so far as it is known by now."""
+        """Return the timeline of the whole run so far."""
         with self._lock:
             self.drain()
             return self._made(self._begin, lambda row: row.spans)
 
     def recent(self) -> Timeline:
-        """The last minute, gathered to about WINDOW_SPANS spans."""
+        """Return the last minute, merged to about WINDOW_SPANS spans."""
         with self._lock:
             self.drain()
             begin = max(self._begin, self._now() - round(WINDOW * 1e9))
@@ -186,19 +186,19 @@ class SpanRecording:
         ]
 
     def write_recent(self) -> None:
-        """timeline.json: the last minute, for those who watch the run. OSError if it cannot be written."""
+        """Write timeline.json, the last minute, for viewers of the run. OSError if it cannot be written."""
         if self._folder is not None:
             recent = self.recent().to_json()
             disk.show(self._folder / RECENT, json.dumps(recent, separators=(",", ":")).encode())
 
     def finished(self) -> Timeline:
-        """The whole timeline, when nobody writes any more."""
+        """Return the whole timeline; no party may write any more."""
         for track in self._tracks:
             track.flush()
         return self.timeline()
 
     def write(self, whole: Timeline) -> None:
-        """trace.json and timeline.json: the run has ended. OSError if they cannot be written."""
+        """Write trace.json and timeline.json at the end of the run. OSError if they cannot be written."""
         if self._folder is not None:
             disk.replace(self._folder / TRACE, encode(whole))
             self.write_recent()

@@ -1,4 +1,4 @@
-"""A timeline as text: CPU, GPU, Envs and Sync as blocks over seconds, then one line for each party."""
+"""Draws a timeline as text: CPU, GPU, Envs and Sync as blocks over seconds, then one line for each party."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 LEVELS = " ▁▂▃▄▅▆▇█"
-MOST_WORKERS = 12  # lines; of more workers the first ones are drawn
-NARROWEST, WIDEST = 20, 160  # columns of time, and of all
+MOST_WORKERS = 12  # lines of workers; if there are more, the first ones are drawn
+NARROWEST, WIDEST = 20, 160  # least columns of time, most columns of all
 ENVS = ("step", "reset")
 IDLE = ("down", "other")
 SYNC = ("publish", "load", "take")
-#: The four bars, and the rows that each is over. CPU: at work outside environments; Sync: waits, or hands over weights and rows.
+#: The groups of rows behind each of the four bars. CPU: work outside environments. Sync: waits, and transfers of data.
 ROWS: Mapping[str, tuple[Group, ...]] = {
     "CPU": ("learner",),
     "GPU": ("gpu",),
@@ -26,7 +26,7 @@ ROWS: Mapping[str, tuple[Group, ...]] = {
 
 
 def show(timeline: Timeline) -> None:
-    """On standard output, as wide as it is."""
+    """Print the timeline to standard output, up to its width."""
     from freewheel.files.terminal import Terminal
 
     console = Terminal()
@@ -34,7 +34,7 @@ def show(timeline: Timeline) -> None:
 
 
 def draw(timeline: Timeline, width: int = 100) -> Text:
-    """With colours; `str` of it is plain text, in which every kind has a letter."""
+    """Draw the timeline with colours; `str` of the result is plain text, with a letter for every kind."""
     from rich.text import Text
 
     labels = [*ROWS, *(row.name for row in timeline.rows)]
@@ -56,7 +56,7 @@ def draw(timeline: Timeline, width: int = 100) -> Text:
 
 
 def shares(rows: Iterable[Row], begin_s: float, end_s: float, columns: int) -> list[dict[str, float]]:
-    """For each of so many equal parts of a window: seconds by kind, over these rows."""
+    """Return the seconds by kind, over these rows, for each of `columns` equal parts of a window."""
     cells: list[dict[str, float]] = [{} for _ in range(columns)]
     each = (end_s - begin_s) / columns
     if each <= 0:
@@ -78,7 +78,7 @@ def _spread(span: Span, cells: Sequence[dict[str, float]], begin_s: float, each:
 
 
 def busy(bar: str, timeline: Timeline, columns: int) -> tuple[list[float], int]:
-    """The share of time, 0 to 1, that a bar shows in each column; and how many rows it is over."""
+    """Return the share of time, 0 to 1, that a bar shows in each column, and the number of its rows."""
     rows = [row for row in timeline.rows if row.group in ROWS[bar]]
     on_gpu = {span.kind for row in timeline.group("gpu") for span in row.spans} if bar == "CPU" else set()
     whole = timeline.seconds / columns
@@ -87,7 +87,7 @@ def busy(bar: str, timeline: Timeline, columns: int) -> tuple[list[float], int]:
         cells = shares([row], timeline.begin_s, timeline.end_s, columns)
         parts = (sum(s for kind, s in cell.items() if kind not in on_gpu and _counts(bar, kind)) for cell in cells)
         each.append([min(part / whole, 1.0) if whole else 0.0 for part in parts])
-    if bar in ("CPU", "GPU"):  # the busiest of those that share it
+    if bar in ("CPU", "GPU"):  # rows share the device: show the busiest one
         return [max(column) for column in zip(*each, strict=True)], len(rows)
     return [sum(column) / len(rows) for column in zip(*each, strict=True)], len(rows)
 
@@ -128,7 +128,7 @@ def _shown(rows: Sequence[Row]) -> tuple[list[Row], int]:
 
 
 def _line(text: Text, timeline: Timeline, row: Row, margin: int, columns: int) -> None:
-    """The kind that took the most time, in each column."""
+    """Append one row, with the kind that took the most time in each column."""
     cells = shares([row], timeline.begin_s, timeline.end_s, columns)
     text.append(f"{row.name:{margin}}")
     for cell in cells:
@@ -152,7 +152,7 @@ def _legend(text: Text, timeline: Timeline, margin: int, width: int) -> None:
 
 
 def longest_waits(timeline: Timeline) -> Iterator[str]:
-    """Who waited the most, for whom and why: one sentence for workers, collector and learner."""
+    """Yield one sentence for the workers and one for the learner: their longest wait, for whom and why."""
     whose: tuple[tuple[Group, str], ...] = (("envs", "workers"), ("learner", "the learner"))
     for group, who in whose:
         rows = list(timeline.group(group))[: None if group == "envs" else 1]
@@ -167,7 +167,7 @@ def longest_waits(timeline: Timeline) -> Iterator[str]:
 
 
 def _waits(rows: Sequence[Row]) -> Mapping[tuple[str, str], float]:
-    """Seconds by kind of wait, with the party that more than half of it was for, if there is one."""
+    """Return the seconds by kind of wait, with the party that more than half of the wait was for, if there is one."""
     by_kind: dict[str, dict[str, float]] = {}
     for row in rows:
         for span in row.spans:

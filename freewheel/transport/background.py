@@ -1,4 +1,4 @@
-"""Calls in a thread of their own, for code that may be slow or never return: whoever asks for them does not wait."""
+"""Calls in a separate thread, for code that may be slow or never return: the caller does not wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from time import monotonic
 
 
 class BackgroundCalls:
-    """Makes calls one after the other. At most `limit` wait; one more is refused."""
+    """Makes calls one after the other. At most `limit` calls wait; further ones are refused."""
 
     def __init__(self, name: str, limit: int) -> None:
         self._calls: queue.Queue[Callable[[], object] | None] = queue.Queue(limit)
@@ -19,7 +19,7 @@ class BackgroundCalls:
         self._thread.start()
 
     def submit(self, call: Callable[[], object]) -> bool:
-        """Whether there was room for it. A call must not raise."""
+        """Queue a call, which must not raise. Return whether there was room for it."""
         try:
             self._calls.put_nowait(call)
         except queue.Full:
@@ -27,8 +27,8 @@ class BackgroundCalls:
         return True
 
     def close(self, last: Callable[[], object], patience: float) -> bool:
-        """Make this the last call; whether all are made before the patience ends. Else the thread is left behind, and ends when
-        the call that it is in returns."""
+        """Make this the last call. Return whether all calls end within `patience` seconds. Otherwise the thread is left
+        behind and ends when its present call returns."""
         until = monotonic() + patience
         with suppress(queue.Full):
             for call in (last, None):
@@ -43,7 +43,7 @@ class BackgroundCalls:
 
 
 class RepeatedCall:
-    """Makes a call about every so many seconds, until it is closed. The call must not raise."""
+    """Repeats a call, which must not raise, with pauses of `every` seconds until it is closed."""
 
     def __init__(self, name: str, call: Callable[[], object], every: float) -> None:
         self._call, self._every, self._over = call, every, threading.Event()
@@ -51,7 +51,7 @@ class RepeatedCall:
         self._thread.start()
 
     def close(self, patience: float) -> bool:
-        """Whether the last call has ended before the patience does. Else the thread is left behind, and ends with it."""
+        """Return whether the last call ends within `patience` seconds. Otherwise the thread is left to end with it."""
         self._over.set()
         self._thread.join(patience)
         return not self._thread.is_alive()

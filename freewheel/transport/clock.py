@@ -1,7 +1,7 @@
-"""The clock of all time-outs: it stands still while this process is stopped or the machine sleeps.
+"""The clock of all time-outs: it does not advance while this process is stopped or the machine sleeps.
 
-A child that was stopped together with this process cannot have answered meanwhile, so such a time counts against nobody. If only
-the child was stopped, this clock goes on and the child's time is over, as if it hung.
+A child that was stopped together with this process cannot have answered meanwhile, so such a pause counts for no limit.
+If only the child was stopped, this clock continues, and the child exceeds its time limit as if it hung.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import NamedTuple, Self, TypeVar
 Answer = TypeVar("Answer")
 
 TICK = 0.1  # seconds between two ticks
-GAP = 0.5  # seconds without a tick: this process was stopped
-RETURN = 0.5  # seconds after that which do not count either, because others may wake up later than this process
-SETTLED = 100  # milliseconds within which the thread runs after a pause
-LOOK = 0.2  # seconds that a wait under a limit may last before it asks how much is left
-NOTABLE = 2.0  # seconds of a pause that the user is told about; on a busy machine shorter ones may be nobody's doing
+GAP = 0.5  # seconds: with no tick for longer, this process was stopped
+RETURN = 0.5  # seconds after a pause that do not count either, because other processes may wake up later
+SETTLED = 100  # milliseconds within which the clock's thread runs after a pause
+LOOK = 0.2  # seconds: the longest wait before a limit checks again how much time is left
+NOTABLE = 2.0  # seconds of a pause worth a message; on a busy machine, shorter ones may be ordinary delays
 
 
 class Pause(NamedTuple):
@@ -43,11 +43,11 @@ class Pause(NamedTuple):
 
 
 class Clock:
-    """Notices pauses from a thread, which runs in `with` blocks. There is one for the process, `clock`."""
+    """Notices pauses by a thread, which runs within `with` blocks. The process has one clock, `clock`."""
 
     def __init__(self) -> None:
-        self.pauses: list[Pause] = []  # that `with` blocks of this process have noticed
-        self.chores: list[Callable[[], None]] = []  # also done at every tick
+        self.pauses: list[Pause] = []  # all that the thread has noticed so far
+        self.chores: list[Callable[[], None]] = []  # calls made at every tick
         self._users, self._lock = 0, threading.Lock()
         self._ticked = 0.0
         self._thread: threading.Thread | None = None
@@ -73,25 +73,25 @@ class Clock:
                 self._thread = None
 
     def not_counted(self, now: float) -> Sequence[tuple[float, float]]:
-        """Times that do not count, from and until. The present one may turn out to have been none: until the thread has run
-        again, it is not known why it has not."""
+        """Return the intervals (from, until) that do not count. The last one may turn out to be no pause: until the
+        thread runs again, it is not known why it has not run."""
         pauses = [*self.pauses, (self._ticked, now)] if self.behind(now) else self.pauses
         return [(began, ended + RETURN) for began, ended in pauses]
 
     def age(self, moment: float) -> float:
-        """Seconds since this moment of time.monotonic() that count."""
+        """Return the seconds since this moment of time.monotonic() that count."""
         now = monotonic()
         return now - moment - _overlap(self.not_counted(now), moment, now)
 
     def slept_since(self, moment: float) -> float:
-        """Seconds since this moment in which this process did not run. Where that is not known yet, it waits a little."""
+        """Return the seconds of pauses since this moment. Wait a little if these are not known yet."""
         tries = SETTLED
         while self.behind(monotonic()) and (tries := tries - 1):
             sleep(0.001)
         return _overlap(self.pauses, moment, monotonic()) if self.pauses else 0.0
 
     def behind(self, now: float) -> bool:
-        """Whether the thread has yet to find out if there was a pause until now."""
+        """Return whether the thread still has to find out if there was a pause until now."""
         return self._thread is not None and now - self._ticked > GAP
 
     def _tick(self) -> None:
@@ -100,7 +100,7 @@ class Clock:
         while not poller.poll(TICK * 1000):
             now, before = monotonic(), switches
             switches = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
-            # A thread that waits for the interpreter wakes up at every switch interval: then this process does run.
+            # A thread that waits for the interpreter lock wakes up at every switch interval: then this process runs.
             waits = (switches - before) * sys.getswitchinterval()
             if now - self._ticked > GAP and waits < (now - self._ticked) / 4:
                 self.pauses.append(Pause(self._ticked, now))
@@ -117,37 +117,37 @@ clock = Clock()
 
 
 class Pauses:
-    """Pauses of `clock` that the user has not been told about."""
+    """Pauses of `clock` that are not reported to the user yet."""
 
     def __init__(self) -> None:
         self._told = len(clock.pauses)
 
     def new(self) -> list[str]:
-        """Those since the last call that are worth a line."""
+        """Return the messages about notable pauses since the last call."""
         told, self._told = self._told, len(clock.pauses)
         return [str(pause) for pause in clock.pauses[told : self._told] if pause.seconds >= NOTABLE]
 
 
 class Limit:
-    """So many seconds of `clock` from now on, which must be running."""
+    """A time limit that starts now, in seconds of `clock`, which must be running."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._began = seconds, monotonic()
 
     @property
     def left(self) -> float:
-        """Never below 0."""
+        """The seconds left, never below 0."""
         return max(0.0, self._seconds - clock.age(self._began))
 
     def wait(self, ask: Callable[[float], Answer]) -> Answer:
-        """The first true answer of `ask(seconds)`, which waits so long at most; the last one when the time is over."""
+        """Return the first true answer of `ask(seconds)`, which waits that long at most; the last one at the limit."""
         while True:
             left = self.left
             if (answer := ask(min(left, LOOK))) or not left:
                 return answer
 
     def join(self, process: BaseProcess) -> bool:
-        """Whether the process ends before the time is over."""
+        """Return whether the process ends before the limit."""
 
         def ended(seconds: float) -> bool:
             process.join(seconds)

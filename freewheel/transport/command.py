@@ -1,4 +1,4 @@
-"""Commands of this program in processes of their own, which are asked to end when this process ends."""
+"""Commands of this program in separate processes, which get SIGTERM when this process ends."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from freewheel.files.own_folders import python
 from freewheel.files.reach import typed
 
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
-LEAVE_WITHIN = 5.0  # seconds for threads and exit handlers of imported modules when a command has done its work
+LEAVE_WITHIN = 5.0  # seconds for threads and exit handlers of imported modules after a command has done its work
 
 
 def start(module: str, argv: Sequence[str], output: Path, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """`python -m MODULE PID ARGV...` with all that it prints in a file; the module passes PID on to `end_with`.
+    """Start `python -m MODULE PID ARGV...` with its output in a file. The module passes PID on to `end_with`.
 
-    It has a session of its own: signals of the terminal reach it only through this process, once.
+    The command leads a new session: signals of the terminal reach it only through this process, once.
     """
     words = [*python(module), str(os.getpid()), *argv]
     with disk.begin(typed(output.parent) / output.name) as file:
@@ -40,28 +40,28 @@ def start(module: str, argv: Sequence[str], output: Path, pass_fds: Sequence[int
 
 
 def start_with_line(module: str, output: Path) -> tuple[subprocess.Popen[bytes], Connection]:
-    """`python -m MODULE PID FD`, and a line to it: the module passes FD on to `line_to_parent`. Only bytes are sent on it."""
+    """Start `python -m MODULE PID FD` and open a line to it, for bytes. The module passes FD on to `line_to_parent`."""
     ours, theirs = Pipe()
     with theirs:
         return start(module, [str(theirs.fileno())], output, [theirs.fileno()]), ours
 
 
 def line_to_parent(descriptor: str) -> Connection:
-    """The other end."""
+    """Return the other end of the line."""
     return Connection(int(descriptor))
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel send SIGTERM to this process when its parent ends, however that ends."""
+    """Let the kernel send SIGTERM to this process when its parent ends, however the parent ends."""
     with suppress(OSError, AttributeError):  # not on Linux
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before the kernel began to watch it
+    if os.getppid() != parent:  # the parent ended before the kernel began to watch it
         signal.raise_signal(signal.SIGTERM)
 
 
 def leave_soon(code: int) -> None:
-    """The command has done its work: this process ends with this exit code, at the latest in LEAVE_WITHIN seconds. Threads and
-    exit handlers of what it has imported are waited for until then."""
+    """End this process with this exit code, at the latest in LEAVE_WITHIN seconds: the command has done its work. Until
+    then, threads and exit handlers of imported modules may finish."""
 
     def leave() -> None:
         time.sleep(LEAVE_WITHIN)

@@ -1,6 +1,6 @@
 """Executors: run a function in the caller's thread, in a thread with its own CUDA stream, or in a process.
 
-A function may be a generator: it can be interrupted where it yields, and what it returns is the result.
+A function may be a generator: it can be interrupted where it yields, and its return value is the result.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Argument = TypeVar("Argument")
 Value = TypeVar("Value")
 Function: TypeAlias = Callable[[Argument], Value]
 
-NICE = 10  # a process beside the training uses only processor time that the others leave
+NICE = 10  # by default, a process only uses processor time that the training leaves
 GRACE = 1.0  # seconds for a process to end by itself
 THREAD_GRACE = 30.0  # seconds for a thread to finish its call
 
 
 def _go_on() -> None:
-    """Nothing ends the call."""
+    """Let the call continue."""
 
 
 class SerialExecutor:
@@ -46,7 +46,7 @@ class SerialExecutor:
     def __init__(
         self, build: Callable[[], Function[Any, Any]], what: str, while_waiting: Callable[[], None] = _go_on
     ) -> None:
-        """while_waiting: called where the function yields; what it raises ends the call."""
+        """while_waiting: called where the function yields; an exception from it ends the call."""
         self._build, self._while_waiting = build, while_waiting
         self._function: Function[Any, Any] | None = None
         self._results: deque[Any] = deque()
@@ -61,11 +61,11 @@ class SerialExecutor:
 
 
 class _OverError(Exception):
-    """The executor ends, and its call with it."""
+    """The executor ends, and so must its call."""
 
 
 class ThreadExecutor:
-    """Calls in a thread, on a separate CUDA stream; results are complete when they are returned. Implements core.Executor."""
+    """Calls in a thread, on a separate CUDA stream; a returned result is complete. Implements core.Executor."""
 
     def __init__(self, build: Callable[[], Function[Any, Any]], what: str, device: str) -> None:
         self._arguments: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -103,7 +103,7 @@ class ThreadExecutor:
             raise _OverError
 
     def close(self) -> None:
-        """Ends a generator where it yields; other calls are waited for."""
+        """End a generator where it yields; wait for any other call."""
         self._over.set()
         self._arguments.put(None)
         self._thread.join(THREAD_GRACE)
@@ -135,10 +135,10 @@ class ThreadExecutor:
 
 
 class ProcessExecutor(Generic[Argument, Value]):
-    """Calls in another process, which is started by `start` or the first call, and replaced if it dies. Implements core.Executor.
+    """Calls in a process, started by `start` or the first call and replaced if it dies. Implements core.Executor.
 
-    What a generator yields may say which call of an environment comes next, which can be read from `place` until that has
-    returned. A function that has `close` is closed when the executor ends in good order.
+    A generator may yield the environment call that it makes next; `place` shows this call until it has returned. A
+    function that has `close` is closed when the executor ends normally.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         self._pipe: Any = None
         self._waiting: deque[Argument] = deque()
         self._running = False
-        self._leaving: Limit | None = None  # how long the process may take to end, once it was told to
+        self._leaving: Limit | None = None  # the time for the process to end after `hang_up`
         self.place = CallTracker()
 
     def __enter__(self) -> Self:
@@ -173,7 +173,7 @@ class ProcessExecutor(Generic[Argument, Value]):
 
     @property
     def pipe(self) -> Any:
-        """To wait on for many processes at once."""
+        """The pipe, for a wait on many processes at once."""
         return self._pipe
 
     @property
@@ -181,7 +181,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         return self._running or bool(self._waiting)
 
     def result(self, wait: float = 0.0) -> Value | FreewheelError | None:
-        """The result of the oldest call, or its error; None: not yet."""
+        """Return the result of the oldest call, or its error; None if there is none yet."""
         if not self._running or not self._pipe.poll(wait):
             return None
         try:
@@ -200,7 +200,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         self._running = False
 
     def hang_up(self) -> None:
-        """Let the process end by itself, without waiting for it: to end many, hang up on all before the first is ended."""
+        """Let the process end by itself, without waiting for it. To end many, hang up on all of them first."""
         if self._process is not None and not self._running:
             self._pipe.close()
             self._leaving = Limit(GRACE)
@@ -224,7 +224,7 @@ class ProcessExecutor(Generic[Argument, Value]):
         theirs.close()
 
     def _end(self) -> str:
-        """End the process; returns how it ended."""
+        """End the process and return how it ended."""
         process, self._process = self._process, None
         if process is None:
             return "never started"
@@ -240,7 +240,7 @@ def _serve(build: bytes, pipe: Any, nice: int, place: CallTracker) -> None:
     os.nice(nice)
     make = cloudpickle.loads(build)  # imports what it needs before the first call comes
     function: Function[Any, Any] | None = None
-    with suppress(EOFError, ConnectionError):  # nobody waits for results any more
+    with suppress(EOFError, ConnectionError):  # the executor no longer waits for results
         while True:
             argument = cloudpickle.loads(pipe.recv_bytes())
             try:
@@ -257,7 +257,7 @@ def _serve(build: bytes, pipe: Any, nice: int, place: CallTracker) -> None:
 
 
 def returned(result: Any, each: Callable[[Any], None] = lambda _: None) -> Any:
-    """The same, or what a generator returns at its end; `each` is given what it yields until then."""
+    """Return the result itself, or the return value of a generator; `each` receives the values that it yields."""
     while isinstance(result, Generator):
         try:
             each(next(result))
@@ -267,14 +267,14 @@ def returned(result: Any, each: Callable[[Any], None] = lambda _: None) -> Any:
 
 
 def wait_for_any(executors: Sequence[ProcessExecutor[Any, Any]], seconds: float) -> None:
-    """Wait until one of these has a result, but not longer."""
+    """Wait until one of these has a result, but not longer than this."""
     pipes = [executor.pipe for executor in executors if executor.busy]
     if pipes:
         connection.wait(pipes, seconds)
 
 
 def call_in_process(call: Callable[[], Value], what: str, limit: float, modules: Sequence[str] = ()) -> Value:
-    """What `call` returns in a separate process, within `limit` seconds; `what` names it in errors."""
+    """Return the result of `call` in a separate process within `limit` seconds; `what` names it in errors."""
     executor = ProcessExecutor[None, tuple[Value]](lambda: lambda _: (call(),), what, nice=0, modules=modules)
     with clock, executor:
         executor.submit(None)
@@ -287,7 +287,7 @@ def call_in_process(call: Callable[[], Value], what: str, limit: float, modules:
 
 
 class Executors:
-    """Makes executors of one kind, and ends them all on exit. Implements core.MakeExecutor."""
+    """Makes executors of one kind and ends them all on exit. Implements core.MakeExecutor."""
 
     def __init__(self, kind: Literal["thread", "process"], device: str) -> None:
         self._kind, self._device = kind, device

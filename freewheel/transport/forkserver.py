@@ -1,5 +1,5 @@
-"""Child processes: forked from a server that has imported their modules, with one thread each. Each leads a group, and is killed
-with all that it has started, also if this process dies or the server is stopped."""
+"""Child processes, forked with one thread each from a server that has imported their modules. Each leads a process
+group, and is killed with everything that it has started, even if this process dies or the server is stopped."""
 
 from __future__ import annotations
 
@@ -34,41 +34,39 @@ from freewheel.transport.clock import Limit, clock
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1")
 PRELOAD = ("freewheel.transport.shm.worker", "freewheel.transport.preload")
-PRELOADED = "FREEWHEEL_PRELOAD"  # the variable that tells preload.py what to import, and in how many seconds
+PRELOADED = "FREEWHEEL_PRELOAD"  # the variable with the seconds and the modules for the imports of preload.py
 PRELOAD_LIMIT = 20.0
-TEMPORARY = (
-    "FREEWHEEL_TEMPORARY"  # the variable with the process ID of the trainer, and the folder to remove if it is killed
-)
-TERMINAL = (signal.SIGINT, signal.SIGHUP)  # what a terminal sends to all its processes
+TEMPORARY = "FREEWHEEL_TEMPORARY"  # the variable with the trainer's process ID and the folder to remove if it is killed
+TERMINAL = (signal.SIGINT, signal.SIGHUP)  # the signals that a terminal sends to all its processes
 RESTART_LIMIT = 5.0  # seconds to replace a server that was killed
-SERVES_LIMIT = PRELOAD_LIMIT + 40.0  # seconds for its own imports and those that it was told to make
+SERVES_LIMIT = PRELOAD_LIMIT + 40.0  # seconds for all imports of the server
 ORPHANED = 255  # the exit code if the forkserver has died: the process may still run
-TOLD = 1.0  # seconds within which a forkserver says that a process has ended; one that does not has been stopped
-KILLED = 10.0  # seconds within which the kernel ends a process that was killed, on a busy machine
-_temporary: dict[str, int] = {}  # which process made a folder of temporary files
+TOLD = 1.0  # seconds: a forkserver that takes longer to report the end of a process must have been stopped
+KILLED = 10.0  # seconds within which the kernel ends a killed process, on a busy machine
+_temporary: dict[str, int] = {}  # which process made each folder of temporary files
 _starting = threading.Lock()  # only one thread at a time may hide the caller's script
-_orphans: list[psutil.Process] = []  # what workers of servers that were killed have started: nothing else leads there
+_orphans: list[psutil.Process] = []  # started by workers of killed servers: only this list still leads to them
 
 
 def prepare(modules: Sequence[str] = (), limit: float = PRELOAD_LIMIT) -> None:
-    """Start the server unless it runs; children need not import again what it has imported. Modules that fail there or take
-    longer than `limit` seconds are left out."""
+    """Start the server unless it runs; its children need not repeat its imports. It skips modules that fail or exceed
+    `limit` seconds."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(PRELOAD))
     preload = {PRELOADED: json.dumps([min(limit, PRELOAD_LIMIT), *modules])}
     with _starting, environment(for_server() | preload), without_main():
-        with signals_blocked(signal.SIGHUP):  # which it inherits: a lost terminal must not end it
+        with signals_blocked(signal.SIGHUP):  # the tracker inherits this: a lost terminal must not end it
             resource_tracker.ensure_running()  # before the rest, because starting it unblocks interrupts
         with signals_blocked(*TERMINAL):
-            forkserver.ensure_running()  # it inherits the block, and its children do until `ignore_interrupts`
+            forkserver.ensure_running()  # it inherits the block; so do its children, until `ignore_interrupts`
 
 
 def for_server() -> dict[str, str]:
-    """The server does not get our sys.path before it imports (python/cpython#117378); it knows our folder of temporary files."""
+    """Return the server's variables. They carry our sys.path, which its imports lack (python/cpython#117378)."""
     return ONE_THREAD | own_folders.variables() | {TEMPORARY: f"{os.getpid()}:{_own_temporary()}"}
 
 
 def _own_temporary() -> str:
-    """The folder of temporary files of this process, which goes with it; "" if it has that of the process it was forked from."""
+    """Return the temporary folder of this process; "" if it belongs to the process that forked this one."""
     if not has_temporary_folder():
         _temporary[util.get_temp_dir()] = os.getpid()
     folder = util.get_temp_dir()
@@ -82,7 +80,7 @@ class Lifeline:
         self._held, self._other = os.pipe()
 
     def process(self, target: Callable[..., None], *args: Any, name: str) -> ForkServerProcess:
-        """A process, not yet started, that is killed when this one ends."""
+        """Return a process, not yet started, that is killed when this one ends."""
         context = multiprocessing.get_context("forkserver")
         end = f"/proc/{os.getpid()}/fd/{self._held}"  # every child opens it again: the kernel kills one owner per open file
         return context.Process(target=_tied, args=(_Admitted(), end, target, args), name=name)
@@ -102,7 +100,7 @@ def start(process: ForkServerProcess) -> None:
                 forkserver.ensure_running()
             wait_until_it_serves()
             try:
-                with signals_blocked(*TERMINAL):  # half a process would complain
+                with signals_blocked(*TERMINAL):  # a process that is started halfway would print an error
                     return process.start()
             except (ConnectionError, EOFError):  # a killed server is replaced only when it is dead
                 limit = limit or Limit(RESTART_LIMIT)
@@ -112,7 +110,7 @@ def start(process: ForkServerProcess) -> None:
 
 
 def wait_until_it_serves() -> None:
-    """Wait until the server has imported what it was told to; a signal may end that. It handles SIGCHLD from then on."""
+    """Wait until the server has made its imports: from then on it handles SIGCHLD. A signal may end the wait."""
     limit = Limit(SERVES_LIMIT)
     while True:
         try:
@@ -129,7 +127,7 @@ def wait_until_it_serves() -> None:
 
 
 def kill() -> None:
-    """Kill the server; the next start of a process starts another."""
+    """Kill the server; the next start of a process starts another server."""
     pid = server_pid()
     if pid is not None:
         _orphans.extend(_descendants(pid))
@@ -138,12 +136,12 @@ def kill() -> None:
 
 
 def helpers() -> set[int]:
-    """The server, and the process that multiprocessing starts beside it."""
+    """Return the IDs of the server and of the process that multiprocessing starts with it."""
     return {pid for pid in (server_pid(), tracker_pid()) if pid is not None}
 
 
 def _continue_server() -> None:
-    """Let the server go on if it alone was stopped: without it no process starts, and nobody learns that one has ended."""
+    """Continue the server if only it was stopped: without it, no process starts and no process end is reported."""
     pid = server_pid()
     with suppress(OSError):
         if pid is not None and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1] == ["T"]:
@@ -154,7 +152,7 @@ clock.chores.append(_continue_server)
 
 
 class _Admitted:
-    """Restores what is admitted of the user's own, where it is unpickled: before what stands behind it."""
+    """Admits the user's module folders when it is unpickled, before the objects that follow it are unpickled."""
 
     def __reduce__(self) -> tuple[Callable[..., None], own_folders.State]:
         return own_folders.restore, own_folders.state()
@@ -166,8 +164,8 @@ def _tied(_: object, end: str, target: Callable[..., None], args: tuple[Any, ...
 
 
 def lead_group(end: str) -> bool:
-    """The beginning of a child process: it gets a group of its own, which dies with the process that holds this end of a pipe.
-    False: that has ended already."""
+    """Begin a child process: it leads a new group, which dies with the process that holds this pipe. Return False if
+    that process has already ended."""
     ignore_interrupts()
     os.setpgid(0, 0)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may use the terminal as if it were in the group of its parent
@@ -181,7 +179,7 @@ def lead_group(end: str) -> bool:
 
 
 def pickled(value: Any, what: str) -> bytes:
-    """A value for another process; SetupError if that is impossible."""
+    """Pickle a value for another process; SetupError if that is impossible."""
     try:
         blob: bytes = cloudpickle.dumps(value)
     except Exception as error:
@@ -192,7 +190,7 @@ def pickled(value: Any, what: str) -> bytes:
 
 @contextmanager
 def environment(changes: dict[str, str]) -> Iterator[None]:
-    """Variables of this process, and of those that it starts, within the block."""
+    """Set variables of this process, and of processes that it starts, within the block."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -220,7 +218,7 @@ def without_main() -> Iterator[None]:
 
 @contextmanager
 def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
-    """Signals of these kinds that come to this thread are handled at the end of the block."""
+    """Delay signals of these kinds to this thread until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -229,7 +227,7 @@ def signals_blocked(*numbers: signal.Signals) -> Iterator[None]:
 
 
 def ignore_interrupts() -> None:
-    """An interrupt or a hang-up reaches all processes of the terminal; only the parent handles it."""
+    """Ignore interrupts and hang-ups, which reach all processes of the terminal: only the parent handles them."""
     for number in TERMINAL:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TERMINAL)
@@ -242,11 +240,11 @@ def freeze_heap() -> None:
 
 
 def tie(descriptor: int) -> None:
-    """Let the kernel kill this process, and the group that it leads, when the other end of a pipe is closed, for example because
-    its owner died.
+    """Let the kernel kill this process, and the group that it leads, when the other end of a pipe is closed, for example
+    because its owner died.
 
-    This works even if the process hangs. The descriptor is a read end that is never read. No other process may share the open
-    file (open it again from /proc), because the kernel stores with the open file which process to kill.
+    This works even if the process hangs. The descriptor is a read end that is never read. No other process may share the
+    open file (open it again from /proc), because the kernel stores with the open file which process to kill.
     """
     pid = os.getpid()
     fcntl.fcntl(descriptor, fcntl.F_SETOWN, -pid if os.getpgrp() == pid else pid)
@@ -259,7 +257,7 @@ def tie(descriptor: int) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process that leads a group, and all in its group, also after it has ended itself."""
+    """Kill a process that leads a group, and its whole group, even if the process has already ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -268,13 +266,13 @@ def kill_tree(pid: int) -> None:
     """Kill a process that leads a group, its group, and its descendants in other groups."""
     descendants = _descendants(pid)
     kill_group(pid)
-    with suppress(ProcessLookupError):  # it has not come to lead a group yet
+    with suppress(ProcessLookupError):  # it may not lead a group yet
         os.kill(pid, signal.SIGKILL)
     _kill_each(descendants)
 
 
 def _descendants(pid: int) -> list[psutil.Process]:
-    """All that a process has started, directly or not, and that has not ended."""
+    """Return all living descendants of a process."""
     try:
         return psutil.Process(pid).children(recursive=True)
     except psutil.Error:
@@ -282,15 +280,15 @@ def _descendants(pid: int) -> list[psutil.Process]:
 
 
 def _kill_each(processes: Iterable[psutil.Process]) -> None:
-    """Kill these processes; some may end meanwhile, which spares none of the others."""
+    """Kill these processes, of which some may end meanwhile."""
     for process in processes:
         with suppress(psutil.Error):
             process.kill()
 
 
 def has_ended(process: BaseProcess, seconds: float) -> bool:
-    """Whether a process has ended within this time. Its forkserver, which has to tell how, is killed if it does not: others
-    that it would tell of are then said to be orphaned."""
+    """Return whether a process ends within this time. A forkserver that does not report how is killed; the other
+    processes that it has started then count as orphaned."""
     if process.exitcode not in (None, ORPHANED):
         return True
     try:
@@ -310,8 +308,8 @@ def has_ended(process: BaseProcess, seconds: float) -> bool:
 
 
 def end(processes: Sequence[BaseProcess], grace: float, after_term: float | None = None) -> list[int | None]:
-    """Wait for processes to end by themselves, then send SIGTERM (unless after_term is None), then kill what is left of their
-    groups; returns the exit codes."""
+    """Wait for processes to end by themselves, then send SIGTERM (unless after_term is None), then kill the rest of
+    their groups. Return the exit codes."""
     left = _left(processes, grace)
     if after_term is not None:
         for process in left:
@@ -327,28 +325,28 @@ def end(processes: Sequence[BaseProcess], grace: float, after_term: float | None
     _left(left, KILLED)
     codes = [process.exitcode for process in processes]
     for process, code in zip(processes, codes, strict=True):
-        if code is not None:  # else the kernel cannot end it, because it waits for a device
+        if code is not None:  # otherwise the kernel cannot end it: it waits for a device
             process.close()
     return codes
 
 
 def _left(processes: Sequence[BaseProcess], seconds: float) -> list[BaseProcess]:
-    """Those that have not ended after so many seconds."""
+    """Return the processes that have not ended after this many seconds."""
     limit = Limit(seconds)
     return [process for process in processes if not limit.wait(partial(has_ended, process))]
 
 
 class Leftovers:
-    """Finds the processes that environments have started in this process (from this thread) or in workers and not ended."""
+    """Finds processes that environments have started, in this thread or in workers, and have not ended."""
 
     def __init__(self) -> None:
         self._thread = threading.get_native_id()
-        self._others = self._children()  # which have nothing to do with environments
-        self.kept: list[int] = []  # children of the server that end by themselves, with all that they have started
+        self._others = self._children()  # not started by environments
+        self.kept: list[int] = []  # children of the server that end by themselves, with their descendants
 
     @contextmanager
     def spared(self) -> Iterator[None]:
-        """What is started in this block is not an environment's."""
+        """Note that processes started in this block belong to no environment."""
         before = self._children()
         try:
             yield
@@ -356,7 +354,7 @@ class Leftovers:
             self._others |= self._children() - before
 
     def kill(self) -> None:
-        """Kill all that is left."""
+        """Kill all leftover processes."""
         ours = helpers()
         started = self._children() - self._others - ours
         for pid in started:
@@ -364,7 +362,7 @@ class Leftovers:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         kept = _trees(self.kept)
-        for pid in ours:  # the forkserver is the parent of what workers have left behind, in groups of their own
+        for pid in ours:  # the forkserver is the parent of processes that workers left behind, in other groups
             group = _group(pid)
             left = (process for process in _descendants(pid) if process.pid not in kept)
             _kill_each(process for process in left if _group(process.pid) not in (group, None))
@@ -376,7 +374,7 @@ class Leftovers:
             time.sleep(0.001)
 
     def _children(self) -> set[int]:
-        """Processes that this thread has started."""
+        """Return the processes that this thread has started."""
         try:
             return set(map(int, Path(f"/proc/self/task/{self._thread}/children").read_text().split()))
         except OSError:  # the kernel does not list them
@@ -384,12 +382,12 @@ class Leftovers:
 
 
 def _trees(pids: Sequence[int]) -> set[int]:
-    """These processes and all that they have started."""
+    """Return these processes and all their descendants."""
     return {*pids, *(process.pid for pid in pids for process in _descendants(pid))}
 
 
 def _group(pid: int) -> int | None:
-    """The process group; None: the process has ended."""
+    """Return the process group; None if the process has ended."""
     try:
         return os.getpgid(pid)
     except ProcessLookupError:

@@ -22,10 +22,10 @@ from freewheel.transport.wire import Fragment, Wire
 
 LOOK = 0.1  # seconds between two checks of the workers while the learner waits
 SHORTEST_PATIENCE = 0.05  # seconds: a worker may lose the processor for this long, even if its steps are short
-GATHER = 0.02  # after the first fragment the learner gathers more for this fraction of the time of a batch, ...
+GATHER = 0.02  # after the first fragment, the learner gathers more for this fraction of a batch's time, ...
 LONGEST_GATHER = 0.02  # ... and at most this many seconds
-SPARE, SPARE_S = 0.25, 3.0  # the learner has time to spare if it waits for this share of so many seconds
-LEND = 1.0, 10.0  # seconds without a row after which a turn is lent, at least; where no step is known yet
+SPARE, SPARE_S = 0.25, 3.0  # the learner has spare time if it has waited for this share of at least SPARE_S seconds
+LEND = 1.0, 10.0  # seconds without a row until a turn is lent: the minimum; the value while no step time is known
 
 
 class Assembly(Protocol):
@@ -33,18 +33,18 @@ class Assembly(Protocol):
 
     takes_parts: bool  # the finished rows of an open fragment can be used
     gathers: bool  # wait for several fragments, because waking up for each one costs too much
-    only_waited_for: bool  # nothing is delivered in passing: what a run learns must not depend on when rows arrive
+    only_waited_for: bool  # deliver in a wait only: what a run learns must not depend on when rows arrive
 
-    # What to drop, and why
+    # Returns the fragments to drop, each with its cause.
     def put(self, fragment: Fragment, *, late: bool) -> Iterable[tuple[Fragment, str]]: ...
-    def ready(self) -> Iterable[Fragment]: ...  # what to deliver now
+    def ready(self) -> Iterable[Fragment]: ...  # the fragments to deliver now
     @property
-    def rows(self) -> int: ...  # held here
+    def rows(self) -> int: ...  # rows held here
     @property
-    def oldest(self) -> int | None: ...  # version of the rows held here, where the gate has to wait for them
+    def oldest(self) -> int | None: ...  # the oldest version held here, if the gate has to wait for it
     @property
-    def hurried(self) -> bool: ...  # `wait` must be called often
-    def wait(self, wire: Wire) -> None: ...  # called before every wait
+    def hurried(self) -> bool: ...  # the pool must call `wait` often
+    def wait(self, wire: Wire) -> None: ...  # the pool calls this before every wait
 
 
 class WorkerPool(Collector):
@@ -58,16 +58,16 @@ class WorkerPool(Collector):
         self._trace = None if spec.trace is None else _CollectorTrack(spec.trace)
         self._late: set[int] = set()  # workers that the learner does not wait for: their open fragment will be too late
         self._time_to_spare: Callable[[], None] | None = spec.time_to_spare
-        self._spare = 0.0, 0.0  # when the learner got its first rows; seconds that it has waited for others since
-        self._had_turn: dict[int, int] = {}  # rows of workers that had a turn at the last look
+        self._spare = 0.0, 0.0  # when the learner got its first rows; seconds that it has waited since then
+        self._had_turn: dict[int, int] = {}  # rows of each worker that had a turn at the last check
         self._look_at_turns = 0.0  # by time.monotonic
         self._dropped: Counter[str] = Counter()
-        self._done = 0  # rows of this run that were trained or dropped by the learner, ...
-        self._done_before = 0  # ... and rows that were delivered to it in the run that this one continues
+        self._done = 0  # rows of this run that the learner has trained on or dropped, ...
+        self._done_before = 0  # ... and rows that it got in the earlier run that this one continues
         self._posted = Posted()
         self._signed = [(0, 0)] * wire.authors  # incarnation and next sequence number
         self._unsigned = np.zeros((wire.authors, len(WORKER_TIME)), np.int64)  # time of fragments without rows
-        self._before = RowCounts()  # of the run that this one continues
+        self._before = RowCounts()  # of the earlier run that this one continues
 
     def __enter__(self) -> Self:
         self.wire.__enter__()
@@ -79,12 +79,12 @@ class WorkerPool(Collector):
     def publish(self, snapshot: Snapshot, done: int) -> None:
         for posted in self._posted.post(snapshot):
             self.wire.post(posted)
-        self._done = done - self._done_before  # below 0 while it has rows of the earlier run left
+        self._done = done - self._done_before  # negative while the learner has rows of the earlier run left
         self._permits.publish(snapshot.version, self._rows_done())
 
     def collect(self, wait: bool) -> Sequence[Chunk[Any]]:
-        """Waiting ends with a chunk; with a bound on the lag also when `oldest` changes, because the learner stops waiting for a
-        step that takes too long."""
+        """Collect chunks. A wait ends with a chunk. With a bound on the lag, it also ends when `oldest` changes, because
+        the learner stops waiting for a step that takes too long."""
         if not wait and self._assembly.only_waited_for:
             return []
         bounded, asked = self._pacing.max_lag is not None, time.monotonic()
@@ -109,7 +109,7 @@ class WorkerPool(Collector):
         return chunks
 
     def _blocking(self, version: int | None) -> int | None:
-        """A worker that acts on the oldest weights, which the next update waits for."""
+        """Return a worker that acts on this version, which delays the next update."""
         announced = list(self._pacing.announced())
         return announced.index(version) if version in announced else None
 
@@ -121,7 +121,7 @@ class WorkerPool(Collector):
             self._time_to_spare = None
 
     def oldest(self) -> int | None:
-        announced = self._pacing.announced()  # before the queue: rows are queued before an announcement is cleared
+        announced = self._pacing.announced()  # before the queue: rows are queued, then an announcement is cleared
         versions = [version for version in announced if version != NO_VERSION]
         if self._pacing.max_lag is not None or announced:
             versions += self.wire.queued_versions()
@@ -154,9 +154,9 @@ class WorkerPool(Collector):
         return Settings(1, 1, min(2, room)), present, Settings(pacing.workers, pacing.steps, room)
 
     def adjust(self, settings: Settings) -> None:
-        """From the next fragments on. The pacing's promises do not depend on these cells."""
+        """Change settings from the next fragments on. The pacing's guarantees do not depend on these cells."""
         pacing = self._pacing
-        assert isinstance(pacing, CreditPacing), "`plant` has no settings for others"
+        assert isinstance(pacing, CreditPacing), "only a credit pacing has settings"
         pacing.cells["steps"][0], pacing.cells["slots"][0] = settings.fragment, settings.slots
         self._permits.wake(self._permits.locked(pacing.set_turns, settings.workers))
 
@@ -170,8 +170,8 @@ class WorkerPool(Collector):
         return self.wire.summary()
 
     def state_dict(self) -> dict[str, Array]:
-        """As of what was delivered. Lanes are brought back there, so that rows under way are played again and do not count; where
-        episodes are handed out, those under way are begun anew, and their rows count as dropped at shutdown."""
+        """Return the state after the delivered rows. A resumed run produces undelivered rows again: they do not count.
+        If episodes are issued to workers, unfinished ones start again, and their rows count as dropped at shutdown."""
         rows = self.rows()
         under_way, dropped = rows.queued + rows.open, Counter(rows.dropped)
         if not self._pacing.own_episodes:
@@ -198,9 +198,9 @@ class WorkerPool(Collector):
         return self._done + self._dropped.total() + self.wire.overflowed
 
     def _wait(self, *, hurried: bool) -> float:
-        """Wait until a fragment is closed, or for a short time; returns how many seconds a step may take.
+        """Wait a short time for a closed fragment. Return how many seconds a step may take.
 
-        If hurried, the wait is short enough to notice the end of that time; otherwise several fragments are gathered.
+        A hurried wait is short enough to notice a step that takes longer. Another wait may gather several fragments.
         """
         mean = self.wire.mean_step()
         patience = max(SHORTEST_PATIENCE, self._patience * mean) if mean else math.inf
@@ -218,7 +218,7 @@ class WorkerPool(Collector):
         return list(self._ready())
 
     def _lend_turns(self) -> None:
-        """Where a few workers act at a time: let another one act in the place of one that has written nothing for too long."""
+        """If only a few workers act at a time, lend the turn of a worker that has written no row for too long."""
         if (now := time.monotonic()) < self._look_at_turns:
             return
         mean = self.wire.mean_step()
@@ -262,7 +262,7 @@ class WorkerPool(Collector):
 
     def _revoke(self, worker: int, version: int) -> None:
         part = self.wire.take_open(worker) if self._assembly.takes_parts else None
-        if self._assembly.takes_parts and part is None:  # it has just been closed
+        if self._assembly.takes_parts and part is None:  # the worker has just closed it
             return
         if self._permits.revoke(worker, version, self.wire.produced(worker)):
             self._late.add(worker)
@@ -270,7 +270,7 @@ class WorkerPool(Collector):
             self._put(part, part=True)
 
     def _sign(self, fragment: Fragment) -> Chunk[Any] | None:
-        """The fragment as a chunk of its author; None if it has no steps."""
+        """Return the fragment as a chunk of its author; None if it has no steps."""
         worker = fragment.worker
         self.wire.note_delivered(fragment)
         self._unsigned[worker] += fragment.time
@@ -299,7 +299,7 @@ class WorkerPool(Collector):
 
 
 class _CollectorTrack:
-    """The collector in the timeline: how long it waits, and whose rows ended that."""
+    """The collector in the timeline: how long it waits, and whose rows end the wait."""
 
     def __init__(self, trace: SpanRecording) -> None:
         self._trace, self._track = trace, trace.track("collector", "sync")
@@ -308,7 +308,7 @@ class _CollectorTrack:
         self._trace.latest = self._number(worker)
 
     def waited(self, began: int, ended: int, worker: int | None) -> None:
-        """`worker`: the one that the next update waits for; None: any rows end the wait. Then what has come was taken."""
+        """Record a wait and the take after it. `worker`: the next update waits for it; None: any rows end the wait."""
         kind, party = "wait-data", self._trace.latest
         if worker is not None:
             kind, party = "wait-gate", self._number(worker)
@@ -320,7 +320,7 @@ class _CollectorTrack:
 
 
 class AsTheyCome:
-    """Delivers every fragment as soon as it arrives, and drops those that arrive too late. Implements Assembly."""
+    """Delivers every fragment as soon as it arrives, and drops late fragments. Implements Assembly."""
 
     takes_parts = gathers = True
     hurried = only_waited_for = False
@@ -347,4 +347,4 @@ class AsTheyCome:
         return min((fragment.version for fragment in self.waiting), default=None)
 
     def wait(self, wire: Wire) -> None:
-        """Nothing to do."""
+        """Do nothing."""

@@ -1,8 +1,8 @@
-"""Imported last by the forkserver: imports what workers will need, and freezes all objects, so that workers share their memory.
+"""The forkserver's last import: it imports what workers need and freezes all objects, so workers share their memory.
 
-What an env has started outlives its worker only as a child of the forkserver, which kills it when it ends itself.
+A process of an env that outlives its worker becomes a child of the forkserver, which kills it when it ends itself.
 
-A module that raises, ends or takes too long is left out: a worker will meet it again, where it is supervised.
+A module that raises, exits or takes too long is skipped: a worker imports it again, under supervision.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from freewheel.policies.spec import HEADS
 from freewheel.transport._multiprocessing import before_threads_end
 from freewheel.transport.forkserver import PRELOADED, TEMPORARY
 
-HARD = 1.0  # seconds beyond the limit
-TRAINER_ENDS = 10.0  # seconds within which a trainer that was killed is gone after its pipes were closed
+HARD = 1.0  # seconds after the limit until a hanging import ends the server
+TRAINER_ENDS = 10.0  # seconds that a killed trainer may take to end after its pipes have closed
 PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 
 def _adopt() -> None:
-    """Become the parent of processes whose own parent has ended, and kill them at the end, for which nothing that a module has
-    left here is waited for: no thread of it, no exit handler; of a trainer that was killed, remove the temporary files. Children
-    of this process do not inherit any of that."""
+    """Become the parent of processes whose parent has ended, and kill them when this process ends. That end does not
+    wait for threads and exit handlers that modules have left here. It also removes the temporary files of a killed
+    trainer. Children of this process inherit none of this."""
     server, (trainer, _, folder) = os.getpid(), os.environ.pop(TEMPORARY, "").partition(":")
 
     def kill_all() -> None:
@@ -61,7 +61,7 @@ def _late(*_: object) -> None:
 
 
 def _import(limit: float, *modules: str) -> None:
-    """Within `limit` seconds. Where C code hangs, which no signal interrupts, the server ends and another starts without them."""
+    """Import these in `limit` seconds. C code that hangs despite the signal ends the server; the next skips them."""
     before, nowhere = signal.signal(signal.SIGALRM, _late), open(os.devnull, "w")  # noqa: SIM115 - used by a thread of faulthandler
     signal.setitimer(signal.ITIMER_REAL, limit)
     faulthandler.dump_traceback_later(limit + HARD, exit=True, file=nowhere)

@@ -37,7 +37,7 @@ SIMULATION = 0  # the only worker of the pacing
 
 
 class StreamWire(Wire):
-    """Implements transport.wire.Wire. All lanes are one simulation; each fragment is split by lanes into one per author."""
+    """A Wire whose lanes are one simulation. Each of its fragments is split by lanes into one fragment per author."""
 
     all_at_once = True
 
@@ -49,7 +49,7 @@ class StreamWire(Wire):
         self._changed = threading.Condition()
         self.permits = Permits(pacing, self._changed, self._wake)
         self._learner = spec.simulation.deliver_to or spec.env.device
-        self._crossing: _Crossing | None = None  # where the learner has another device
+        self._crossing: _Crossing | None = None  # if the learner has another device
         self._snapshots: dict[int, tuple[Snapshot, torch.cuda.Event | None]] = {}
         self._written: deque[LaunchedRows] = deque()
         self._waited = self._produced = 0
@@ -57,7 +57,7 @@ class StreamWire(Wire):
         self._error: BaseException | None = None
         self._over = False
         self._runner: DeviceRunner | None = None
-        self._side: torch.cuda.Stream | None = None  # of the learner's device: where rows are looked at
+        self._side: torch.cuda.Stream | None = None  # a stream of the learner's device, for the check of rows
         self._idle_since: int | None = perf_counter_ns()  # since when the simulation waits; None: it runs
         self._failed = 0  # rows of fragments with values that are not finite
         self._thread = threading.Thread(target=self.serve, name="freewheel-simulation", daemon=True)
@@ -119,7 +119,7 @@ class StreamWire(Wire):
             yield from self._received(written, waited)
 
     def _received(self, written: LaunchedRows, waited: int) -> Iterator[Fragment]:
-        """Fragments that the learner's stream may read, although another one allocated and wrote them."""
+        """Return fragments that the learner's stream may read, although another stream allocated and wrote them."""
         import torch
 
         assert self._runner is not None
@@ -139,7 +139,7 @@ class StreamWire(Wire):
         return self._by_author(chunk)
 
     def _by_author(self, chunk: Chunk[Any]) -> Iterator[Fragment]:
-        """Rows and episodes belong to the author of their lane, time to the first author."""
+        """Split a chunk: rows and episodes go to the author of their lane, the time goes to the first author."""
         for author in range(self.authors):
             begin, end = author * self.lanes, (author + 1) * self.lanes
             data = chunk.data
@@ -179,11 +179,11 @@ class StreamWire(Wire):
         return {"queue_util": waiting / self._slots, "queue/fragments": float(waiting)}
 
     def eval_episodes(self) -> list[Episode]:
-        """Episodes of reserved lanes since the last call."""
+        """Return the episodes of reserved lanes since the last call."""
         return [] if self._runner is None else self._runner.take_eval_episodes()
 
     def workers(self) -> list[WorkerState]:
-        """All lanes are one simulation."""
+        """Return one state, because all lanes are one simulation."""
         idle, now = self._idle_since, perf_counter_ns()
         slots = len(self._written) >= self._slots
         state = "step" if idle is None else "wait-slot" if slots else "wait-credit"
@@ -202,14 +202,14 @@ class StreamWire(Wire):
                 while self._fragment(stream):
                     pass
             if stream is not None:
-                stream.synchronize()  # what the simulation has used can be given back
+                stream.synchronize()  # the simulation's memory can then be freed
         except BaseException as error:  # noqa: BLE001 - raised again in the thread that collects
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
     def _fragment(self, stream: torch.cuda.Stream | None) -> bool:
-        """Wait for a grant, act with its version, queue the rows; False at the end."""
+        """Wait for a grant, act with its version and queue the rows. Return False at the end."""
         runner = self._runner
         assert runner is not None
         began, pacing = perf_counter_ns(), self.permits.pacing
@@ -245,7 +245,7 @@ class StreamWire(Wire):
     def _load(
         self, runner: DeviceRunner, snapshot: Snapshot, ready: torch.cuda.Event | None, stream: torch.cuda.Stream | None
     ) -> None:
-        """When the learner has computed it. All weights are views of one tensor, which must not be reused before it is read."""
+        """Load a snapshot once it is computed. Its weights share one tensor, which is not reused before it is read."""
         if ready is None:  # numpy: the learner is on the CPU
             runner.load(snapshot)
             return
@@ -261,9 +261,9 @@ class StreamWire(Wire):
 
 
 class _Crossing:
-    """From the simulator's device to the learner's, and back. Torch copies between two GPUs on the current stream of the source,
-    and lets that of the destination wait for it; so each direction has a pair of streams that neither the simulation nor the
-    learner uses, and both go on meanwhile."""
+    """Copies rows from the simulator's device to the learner's, and weights back. Torch copies between two GPUs on the
+    current stream of the source, and the current stream of the destination waits. Copies therefore have separate
+    streams, so that the simulation and the learner continue meanwhile."""
 
     def __init__(self, simulator: str, learner: str) -> None:
         self._simulator, self._learner = simulator, learner
@@ -271,14 +271,14 @@ class _Crossing:
         self.back = _stream(learner)  # reads weights
 
     def send(self, written: LaunchedRows) -> LaunchedRows:
-        """The same rows on the learner's device; for the thread that simulates."""
+        """Return the same rows on the learner's device. Only the simulation's thread may call this."""
         import torch
 
         if self._out is not None and written.done is not None:
             self._out.wait_event(written.done)
         with _on(self._in), _on(self._out):
             sent = written.copied(self._learner, non_blocking=True)
-        if self._out is not None:  # they must not be reused before they are read
+        if self._out is not None:  # the rows must not be reused before they are read
             for tensor in written.tensors():
                 tensor.record_stream(self._out)
             if self._in is not None:
@@ -292,7 +292,7 @@ class _Crossing:
 
 
 def _stream(device: str) -> torch.cuda.Stream | None:
-    """A new one, on a GPU."""
+    """Return a new stream of a GPU; None for the CPU."""
     if device == "cpu":
         return None
     import torch
@@ -301,7 +301,7 @@ def _stream(device: str) -> torch.cuda.Stream | None:
 
 
 def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
-    """As the current stream of its device, which becomes the current device; nothing on the CPU."""
+    """Make this the current stream, and its device the current device; None changes nothing."""
     if stream is None:
         return nullcontext()
     import torch
@@ -310,7 +310,7 @@ def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
 
 
 class _SimulationTracks:
-    """The simulation in the timeline: what its thread does, and on a GPU when its fragments were done there."""
+    """The simulation in the timeline: what its thread does, and when a GPU has worked on its fragments."""
 
     def __init__(self, trace: SpanRecording, *, on_gpu: bool) -> None:
         self._thread = trace.track("simulation", "envs")
@@ -324,7 +324,7 @@ class _SimulationTracks:
         self._thread.add("step", loaded, perf_counter_ns())
 
     def finished(self, ns: int) -> None:
-        """Now, after so many ns on the GPU."""
+        """Record a fragment that finishes now, after `ns` on the GPU."""
         if self._gpu is not None:
             now = perf_counter_ns()
             self._gpu.add("step", max(now - ns, self._until), now)
@@ -356,7 +356,7 @@ class SimulationCollector(WorkerPool):
 def simulation_wire(
     factory: RunnerFactory, spec: CollectSpec, pacing: Pacing, *, authors: int, slots: int, steps: int
 ) -> StreamWire:
-    """A batched simulator that runs while the learner learns, in fragments of at most this many steps."""
+    """Return the wire of a simulator that runs while the learner learns. A fragment has at most `steps` steps."""
 
     def make() -> DeviceRunner:
         from freewheel.rollout.device_runner import DeviceRunner

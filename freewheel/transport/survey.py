@@ -1,4 +1,4 @@
-"""The survey of an environment: a process of its own tries it out, within the time-outs; if it hangs or dies, it is named."""
+"""The survey of an environment: a separate process tries it within the time-outs. An error names a call that hangs."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from freewheel.transport.clock import GAP, Limit, clock
 from freewheel.transport.workers import place as places
 from freewheel.transport.workers.place import At, CallTracker
 
-LOOK = 0.1  # seconds between two looks at where the env is
-HURRY = 1.0  # seconds of a step that is not waited for where nothing depends on how long it takes
-QUIET = 5.0  # seconds without a word
-TRIES = 3  # of an env that dies or hangs after GOOD_STEPS, where a worker would be replaced
+LOOK = 0.1  # seconds between two checks of the env's call
+HURRY = 1.0  # seconds that a hurried survey waits for a step, because nothing depends on its time
+QUIET = 5.0  # seconds between two messages
+TRIES = 3  # for an env that dies or hangs after GOOD_STEPS steps: then a worker would be replaced, too
 
 
 class Survey:
     """Starts to measure an environment on entry, in another process; `result` waits for the end.
 
-    Nothing of it is left on exit: the process is killed with the processes that the env has started.
+    On exit, the process is killed together with all processes that the env has started.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Survey:
         patient: bool = False,
         hurried: bool = False,
     ) -> None:
-        """`patient`: an env that dies or hangs after a few good steps is tried again, with fewer steps. `hurried`: a step that
-        takes long is not waited for; the cost is then what is known by that time."""
+        """`patient`: an env that dies or hangs after a few good steps is tried again, with fewer steps. `hurried`: the
+        survey does not wait for a long step; the cost is then what is known by that time."""
         self._hurried, self._deadline = hurried, _Deadline(math.inf, lambda _: None)
         self._make, self._name, self._workers = forkserver.pickled(make, name), name, workers
         self._seed, self._budget, self._tries = seed, budget, TRIES if patient else 1
@@ -59,7 +59,7 @@ class Survey:
         self._held = ExitStack()
 
     def within(self, seconds: float, told: Callable[[str], None]) -> Self:
-        """It may take so many seconds of the run from now on; where it takes long, `told` is what it does."""
+        """Limit the survey to this many seconds from now on. In a long one, `told` receives messages about its call."""
         self._deadline = _Deadline(seconds, told)
         return self
 
@@ -76,9 +76,9 @@ class Survey:
         self._held.close()
 
     def result(self, *, opened: bool = False) -> EnvCost:
-        """The measurement; EnvError or SetupError if the environment failed, hung or died. It begins anew if this process was
-        stopped meanwhile, because a sleep would count as time of the environment. `opened`: what is known before the first step
-        is enough."""
+        """Return the measurement; EnvError or SetupError if the environment failed, hung or died. It starts again if
+        this process was stopped meanwhile, because that pause would count as time of the environment. `opened`: return
+        what is known before the first step."""
         tries, most_steps = 1, 0
         while True:
             assert self._running is not None, "enter it first"
@@ -90,7 +90,7 @@ class Survey:
                     raise EnvError(error.report, "worker_death") from None
                 tries, most_steps = tries + 1, max(GOOD_STEPS, error.good // 2)
             else:
-                # On a busy machine a pause may be nobody's doing; the time of the env has it only if something took as long.
+                # On a busy machine a pause may be an ordinary delay. Only a call that took as long can contain it.
                 longest = max(cost.longest, cost.construct, cost.reset * cost.resets)
                 if not clock.slept_since(self._running.began) or longest < GAP:
                     return cost
@@ -102,7 +102,7 @@ class Survey:
 
 
 class _LostError(Exception):
-    """The process hung or died after so many good steps."""
+    """The process hung or died after `good` steps."""
 
     def __init__(self, report: str, good: int) -> None:
         super().__init__(report)
@@ -110,14 +110,14 @@ class _LostError(Exception):
 
 
 class _Deadline:
-    """When a survey has to end, and when to say what it does."""
+    """When a survey has to end, and when to report what it does."""
 
     def __init__(self, seconds: float, told: Callable[[str], None]) -> None:
         self._limit, self.seconds, self._told = Limit(seconds), seconds, told
         self._began = self._next = time.monotonic()
 
     def look(self, name: str, at: At, seed: int) -> None:
-        """SetupError if the time is over."""
+        """Raise SetupError if the time is over."""
         if not self._limit.left:
             reason = f"--minutes was over while {name} was measured, in {at.called(seed)}"
             raise SetupError(f"{reason}: give the run more than {self.seconds:.3g} s")
@@ -127,7 +127,7 @@ class _Deadline:
 
 
 class _Running:
-    """The process, and where it is."""
+    """The survey's process and its present call."""
 
     def __init__(self, make: bytes, name: str, workers: WorkerSpec, seed: int, budget: float, most_steps: int) -> None:
         self._name, self._seed, self._limits, self.began = name, seed, workers.timeouts, time.monotonic()
@@ -166,7 +166,7 @@ class _Running:
         return replace(begun, wall=took, row=took, cpu=cpu, median=took, longest=took, times=(took,), steps=1)
 
     def _answer(self, deadline: _Deadline, longest_step: float) -> EnvCost | None:
-        """What the process says next; None if it is in a step that takes longer than that."""
+        """Return the next answer of the process; None if it is in a step that takes longer than `longest_step`."""
         while not self._pipe.poll(LOOK):
             at = self._place.read()
             if at.age >= at.limit(self._limits):
@@ -186,14 +186,14 @@ class _Running:
         return cost
 
     def _show_last(self) -> None:
-        """Warnings of its close()."""
+        """Show the warnings of the env's close()."""
         with suppress(EOFError):
             while self._pipe.poll():
                 for warning in cloudpickle.loads(self._pipe.recv_bytes()):
                     warnings.warn_explicit(*warning)
 
     def _lost(self, *, late: bool) -> _LostError:
-        """What was being done when it hung or died, so that it can be repeated."""
+        """Return an error that names the call that hung or died, so that the user can repeat it."""
         at = self._place.read()
         seed = self._seed_of(at)
         if late:
@@ -221,7 +221,7 @@ class _Running:
 
 
 def _measure(make: bytes, name: str, place: CallTracker, pipe: Any, how: tuple[int, float, int]) -> None:
-    """The survey's process."""
+    """Run the survey in its process."""
     seed, budget, most_steps = how
     with warnings.catch_warnings(record=True, action="default") as caught:
 
@@ -229,7 +229,7 @@ def _measure(make: bytes, name: str, place: CallTracker, pipe: Any, how: tuple[i
             pipe.send_bytes(cloudpickle.dumps((cost, [])))
 
         def shown() -> list[tuple[str, type[Warning], str, int]]:
-            """The warnings since the last call."""
+            """Return the warnings since the last call."""
             new = [(str(one.message), one.category, one.filename, one.lineno) for one in caught]
             caught.clear()
             return new
@@ -252,7 +252,7 @@ def _measure(make: bytes, name: str, place: CallTracker, pipe: Any, how: tuple[i
             if not answered:
                 trace = "".join(traceback.format_exception(error)).rstrip().encode(errors="backslashreplace").decode()
                 answer(EnvError(f"{name} raised {type(error).__name__}: {cut(text_of(error))}\n{cut(trace)}"))
-        with suppress(OSError):  # nobody listens any more
+        with suppress(OSError):  # the survey no longer listens
             pipe.send_bytes(cloudpickle.dumps(shown()))
     pipe.close()
 

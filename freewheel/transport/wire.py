@@ -1,4 +1,4 @@
-"""What every wire has: it carries weights to the actors and fragments back, and carries out what a pacing decides."""
+"""The base of every wire: it carries weights to the actors and fragments back, and executes a pacing's decisions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Value = TypeVar("Value")
 
 
 class After(NamedTuple):
-    """An author after the last row of a fragment."""
+    """The state of an author after the last row of a fragment."""
 
-    numbers: list[int]  # [M] of the episode that each lane is in, or begins next
-    memory: NDArray  # [M, H] of the actor
-    rng: NDArray | None  # seeding.Position.packed, where a later run has to draw the same numbers
+    numbers: list[int]  # [M] the number of each lane's present or next episode
+    memory: NDArray  # [M, H] the actor's memory
+    rng: NDArray | None  # seeding.Position.packed, if a later run has to draw the same numbers
 
 
 class Skipped(NamedTuple):
@@ -29,7 +29,7 @@ class Skipped(NamedTuple):
 
     incarnation: int
     version: int
-    steps: int | None  # that had not been read; None: not known
+    steps: int | None  # steps that had not been read; None: not known
 
 
 class Fragment(NamedTuple):
@@ -43,11 +43,11 @@ class Fragment(NamedTuple):
     episodes: tuple[Episode, ...]
     rows: int  # valid rows in data
     lost: dict[str, int]  # rows lost to environment failures, by cause
-    gap: bool  # the fragments before it were dropped
+    gap: bool  # fragments before this one were dropped
     time: NDArray  # [len(WORKER_TIME)] ns
-    tickets: Sequence[int] = ()  # of episodes, where they are issued; see pacing.episode_queue.Tickets.history
+    tickets: Sequence[int] = ()  # the tickets of issued episodes; see pacing.episode_queue.Tickets.history
     after: After | None = None  # None: not known
-    skipped: Sequence[Skipped] = ()  # of the same worker, before it; where they are recorded
+    skipped: Sequence[Skipped] = ()  # fragments of this worker before this one, if they are recorded
 
 
 class WorkerRows(NamedTuple):
@@ -59,7 +59,7 @@ class WorkerRows(NamedTuple):
 
 
 class Permits:
-    """A pacing on a wire: makes one decision at a time, under the wire's lock, and then wakes the workers it allows."""
+    """A pacing on a wire: it makes one decision at a time, under the wire's lock, then wakes the allowed workers."""
 
     def __init__(self, pacing: Pacing, lock: AbstractContextManager[Any], wake: Callable[[Woken], None]) -> None:
         self.pacing, self._lock, self._wake = pacing, lock, wake
@@ -105,7 +105,7 @@ class Permits:
         self._wake(woken)
 
     def streams(self, worker: int) -> Sequence[SeedStream]:
-        """The episodes that a worker's lanes play; (): each lane plays its own."""
+        """Return the episodes that a worker's lanes play; (): each lane plays its own."""
         return self.pacing.streams(worker, self.locked)
 
     def _woken(self, decide: Callable[..., Woken], *arguments: Any) -> None:
@@ -115,16 +115,16 @@ class Permits:
 
 
 class Wire(AbstractContextManager["Wire"]):
-    """Leaving the `with` block leaves nothing running; counts, summary and state are still available.
+    """Connects actors and learner. After the `with` block nothing runs; counts, summary and state stay available.
 
-    What has a default here is for wires with several workers.
+    Members with a default are for wires with several workers.
     """
 
     authors: int  # number of authors of fragments
     lanes: int  # of each author
-    started_s: float = 0.0  # seconds in which what it runs on was started, such as a cluster: no part of a run
-    slots: int = 1  # fragments of each author that there is room for
-    # All authors write together: there is nothing to gather after the first fragment.
+    started_s: float = 0.0  # seconds that its platform took to start, such as a cluster: not part of a run
+    slots: int = 1  # the most fragments of each author that may wait
+    # All authors write together, so there is nothing to gather after the first fragment.
     all_at_once: ClassVar[bool] = False
     permits: Permits
 
@@ -162,10 +162,10 @@ class Wire(AbstractContextManager["Wire"]):
         return ()
 
     def note_episodes(self, fragment: Fragment) -> None:
-        """For the statistics of each worker."""
+        """Count the fragment's episodes in the statistics of its worker."""
 
     def note_delivered(self, fragment: Fragment) -> None:
-        """The learner has it, or it was dropped: `state` goes on from there. In the order in which they were written."""
+        """Note a fragment, delivered or dropped: `state` continues after it. Call it in the order of writing."""
 
     def summary(self) -> Mapping[str, Any]:
         return {}

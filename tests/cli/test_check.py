@@ -89,7 +89,7 @@ def test_an_env_that_seldom_raises_would_train(capfd: Capture) -> None:
     code, out = checked(capfd, f"{WORLDS}:RaisesSeldom", "--json")
     found = {one["about"]: one for one in json.loads(out)["findings"]}
     assert (code, found["contract"]["level"], found["failures"]["level"]) == (0, "note", "note")
-    assert found["failures"]["remedy"] == "each costs its episode"
+    assert found["failures"]["remedy"] == "each failure costs one episode"
 
 
 def test_a_simulator_of_all_lanes_says_what_is_not_measured(capfd: Capture) -> None:

@@ -406,7 +406,7 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
     for words in ("resume", "train --resume", "train CartPole-v1 --resume"):
         done += 64
         assert cli.main([*words.split(), str(path), "--steps", str(done)]) == 0
-        assert "going on from step" in capfd.readouterr().out
+        assert "continuing from step" in capfd.readouterr().out
         assert json.loads((path / "summary.json").read_text())["trained"] >= done
 
 
@@ -414,16 +414,16 @@ def test_resume_goes_on_and_says_when_there_is_nothing_left(cartpole: Result, tm
     ("argv", "code", "told"),
     [
         ("resume", 2, "which run? freewheel resume NAME"),
-        ("resume RUN --lr 1", 2, "there is no --lr: a run goes on with the options it has; resume takes --run, "),
-        ("resume RUN --step-timeout 2", 2, "there is no --step-timeout: a run goes on with the options it has"),
+        ("resume RUN --lr 1", 2, "there is no --lr: a run continues with the options it has; resume takes --run, "),
+        ("resume RUN --step-timeout 2", 2, "there is no --step-timeout: a run continues with the options it has"),
         ("resume RUN --stepss 2", 2, "unknown option --stepss; did you mean '--steps'?"),
         ("resume RUN --steps 0", 2, "--steps must be positive, not 0"),
         ("resume RUN --checkpoint best", 2, "--checkpoint best has weights only"),
         ("resume RUN@77", 2, "there is no checkpoint of step 77"),
-        ("train --resume RUN --seeds 1..3", 2, "--resume goes on with one run"),
-        ("train --resume RUN --num-envs 3", 2, "there is no --num-envs: a run goes on with"),
-        ("train A B --resume RUN", 2, "goes on in one environment, not in A and B"),
-        ("train A --env B --resume RUN", 2, "goes on in one environment, not in A and B"),
+        ("train --resume RUN --seeds 1..3", 2, "--resume continues one run"),
+        ("train --resume RUN --num-envs 3", 2, "there is no --num-envs: a run continues with"),
+        ("train A B --resume RUN", 2, "continues in one environment, not in A and B"),
+        ("train A --env B --resume RUN", 2, "continues in one environment, not in A and B"),
         ("train --run other --resume RUN", 2, "give one run, not"),
         ("train Acrobot-v1 --resume RUN --steps 9999", 2, "is CartPole-v1, not Acrobot-v1: leave Acrobot-v1 out"),
         ("train ./b/o.py:Toy --resume RUN", 2, "--env ./b/o.py:Toy if it is the same one, moved or renamed, or begin"),

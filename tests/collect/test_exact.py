@@ -157,7 +157,7 @@ def test_an_environment_that_is_not_determined_by_its_seed_begins_its_next_episo
     straight, run, told = continued(Story(PPO, MODES[mode], FICKLE), at=4, turns=30)
     assert run.learner.version == straight.learner.version
     assert len(told) == 1, told
-    assert "could not be brought back, the next ones begin: the environment did something else with the same" in told[0]
+    assert "could not be restored, the next ones begin: the environment did something else with the same" in told[0]
     for lane in range(LANES):
         numbers = [number for own, number, *_ in played(run) if own == lane]
         assert len(numbers) == len(set(numbers)), "an episode was played twice"

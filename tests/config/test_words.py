@@ -122,7 +122,7 @@ def test_a_slip_in_a_group_of_options_is_not_taken_for_a_word_of_others() -> Non
     ({"policy": {"net_arc": [3]}}, r"unknown option policy.net_arc in train\(\); did you mean 'policy.net_arch'\?$"),
     ({"policy": {"module": lambda spec: spec}}, r"policy.module cannot be .*<lambda>: define the class or function at the top"),
     ({"n_envs": 0}, r"n_envs, read as num_envs, must be positive, not 0$"),
-    ({"learning_rate": abs}, r'learning_rate in train\(\) takes a value and no function: ppo=\{"lr_schedule": "linear"\} lets'),
+    ({"learning_rate": abs}, r'learning_rate in train\(\) takes a value, not a function: ppo=\{"lr_schedule": "linear"\} lets'),
     ({"num_workers": 2}, r'num_workers, read as workers, is an option of mode batch, .*; add mode="continuous" or '),
     ({"config": "/tmp/my--dir/x.json"}, r"config /tmp/my--dir/x.json (is missing|cannot be read)"),
     ({"run": "a/--b"}, 'run="a/--b" must be a plain name; runs_dir chooses the directory$'),

@@ -270,7 +270,7 @@ def test_an_answer_that_breaks_the_api_is_named(answer: Any, text: str) -> None:
 
 def test_lanes_must_be_alike() -> None:
     sizes = iter([2, 3])
-    with pytest.raises(SetupError, match="lane 8 of Odd has other spaces than the lanes before it"):
+    with pytest.raises(SetupError, match="lane 8 of Odd has different spaces from earlier lanes"):
         GymConfig("Odd", factory=lambda: testing.Identity(next(sizes))).make(range(7, 9))
 
 
@@ -280,7 +280,7 @@ class Broken(Counter):
 
 
 MISSING = gymnasium.error.DependencyNotInstalled('Box2D is not installed, run `pip install "gymnasium[box2d]"`')
-LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists what there is"
+LISTING = "python -c 'import gymnasium; gymnasium.pprint_registry()' lists all ids"
 TOYS = "tests.support.worlds"
 BOX = ModuleNotFoundError("No module named 'box'", name="box")
 

@@ -145,7 +145,7 @@ def test_spaces_keep_what_they_hold() -> None:
     ("kind", "text"),
     [
         (Odd, "the observation space of tests.support.legacy_worlds:Odd is a Graph: use Box, Discrete"),
-        (old_worlds.Stepless, "'tests.support.legacy_worlds:Stepless' is no environment: the class has no reset()"),
+        (old_worlds.Stepless, "'tests.support.legacy_worlds:Stepless' is not an environment: the class has no reset()"),
     ],
 )
 def test_what_is_neither_is_refused_in_a_line(kind: type[Any], text: str) -> None:

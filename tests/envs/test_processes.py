@@ -224,7 +224,7 @@ def test_a_lane_that_comes_up_differently_is_named(tmp_path: Path) -> None:
             return Identity(3)
         return Identity(4)  # the first that comes
 
-    with pytest.raises(SetupError, match=r"^lane [34] of Odd has other spaces than the lanes before it"):
+    with pytest.raises(SetupError, match=r"^lane [34] of Odd has different spaces from earlier lanes"):
         GymConfig("Odd", factory=differs).make(LANES, processes=True)
 
 

@@ -244,7 +244,7 @@ def test_rows_of_metrics_that_are_gone_are_told(copy: Path, whole: Mapping[str, 
 def test_a_config_that_was_changed_on_purpose_is_used_without_its_checksum(copy: Path) -> None:
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"seed": 5}))
-    with pytest.raises(FileError, match=r"config\.json is not as it was written, .* take 'sha256' out of it"):
+    with pytest.raises(FileError, match=r"config\.json has changed since it was written, .* take 'sha256' out of it"):
         open_run(copy)
     del config["sha256"]
     (copy / "config.json").write_text(json.dumps(config | {"seed": 5}))

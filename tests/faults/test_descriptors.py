@@ -87,4 +87,4 @@ def test_only_a_process_without_descriptors_is_told_so() -> None:
     assert without_descriptors(other, "Toy") is other
     told = without_descriptors(OSError(errno.EMFILE, "Too many open files"), "Toy")
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert str(told).startswith(f"this process has all the {limit:,} files open that it may (ulimit -n): does Toy open")
+    assert str(told).startswith(f"this process has reached its limit of {limit:,} open files (ulimit -n): does Toy")

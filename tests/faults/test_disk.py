@@ -130,7 +130,7 @@ def test_an_outage_is_told_once_and_made_good(tmp_path: Path, monkeypatch: pytes
 def test_a_disk_that_never_takes_anything_ends_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, notes = FailingDisk(monkeypatch), Notes()
     disk.failing = range(10**6)
-    with pytest.raises(DiskError, match=r"^the last weights are not saved: .*No space left on device") as caught:
+    with pytest.raises(DiskError, match=r"^the last weights could not be saved: .*No space left on device") as caught:
         train(tmp_path, steps=STEPS[-1], evals=0, run="one", sinks=[notes])
     assert caught.value.exit_code == notes.summary["exit_code"] == 1
     assert notes.summary["env_steps"] == notes.summary["trained"] == STEPS[-1], "it has trained to the end"
@@ -158,13 +158,13 @@ def test_a_run_directory_that_is_removed_midway_is_made_again(tmp_path: Path) ->
     summary = assert_whole(result.path, notes)
     assert (summary["exit_code"], summary["problems"]) == (0, [])
     assert [note for note in notes.notes if "removed" in note] == [
-        f"{result.path.absolute()} was removed while the run writes to it; it is made again"
+        f"{result.path.absolute()} was removed while the run was writing to it; it is created again"
     ]
     assert result.path.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_run_directory_that_cannot_be_made_again_is_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match=r"^the last weights are not saved"):
+    with pytest.raises(DiskError, match=r"^the last weights could not be saved"):
         run(tmp_path, hooks=[Remove(instead=True)], checkpoint_every=0)
     assert (tmp_path / "one").read_text() == "not yours"
 
@@ -197,7 +197,7 @@ def test_a_limit_of_the_kernel_is_an_outage(tmp_path: Path, limit: FileLimit) ->
     result, notes = run(tmp_path, evals=0, hooks=[limit])
     assert assert_whole(result.path, notes)["problems"] == []
     (told,) = [warning for warning in notes.warnings if "metrics.jsonl" in warning]
-    assert told.endswith("metrics.jsonl: File too large; training goes on, 1 rows wait")
+    assert told.endswith("metrics.jsonl: File too large; training continues, 1 rows wait")
 
 
 class Filler:

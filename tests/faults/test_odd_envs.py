@@ -23,7 +23,7 @@ from tests.support.surveys import survey
 
 WORLD = "tests.support.odd_worlds:Odd"
 LIMITS = WorkerSpec(timeouts=Timeouts(construct=30.0, reset=30.0, step=30.0))
-IN_CLOSE = "Odd raised MuteError in close(): (its text cannot be had: __str__ raised RuntimeError)"
+IN_CLOSE = "Odd raised MuteError in close(): (no text: __str__ raised RuntimeError)"
 LONGEST = 30_000  # characters of a report
 
 

@@ -149,7 +149,7 @@ SMALL = f"{IDENTITY} --num-envs 2 --num-steps-per-env 8 --steps 640 --log-every 
     ("redirected", "told"),
     [
         ("| head -3", ""),
-        ("> /dev/full", "freewheel: cannot print any more (No space left on device); the run goes on without it\n"),
+        ("> /dev/full", "freewheel: cannot print any more (No space left on device); the run continues without it\n"),
         ("> /dev/full 2> /dev/full", ""),
         ("<&- >&- 2>&-", ""),
     ],

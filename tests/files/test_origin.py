@@ -84,5 +84,5 @@ def test_a_checksum_survives_a_walk_through_a_file_and_shows_any_change(values: 
     assert origin.unsealed(read, "f.json") == json.loads(json.dumps(values))
     assert origin.unsealed({"a": 2}, "f.json") == {"a": 2}, "earlier versions had none"
     for other in ({**read, "a": 2}, {**read, "sha256": None}, {**read, "more": 1}):
-        with pytest.raises(FileError, match=r"^f\.json is not as it was written, .* take 'sha256' out of it$"):
+        with pytest.raises(FileError, match=r"^f\.json has changed since it was written, .* take 'sha256' out of it$"):
             origin.unsealed(other, "f.json")

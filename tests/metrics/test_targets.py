@@ -52,7 +52,7 @@ def test_the_collection_rate_stands_beside_that_of_workers_that_never_wait() -> 
     assert found.reason == "the learner is the limit: it is busy 95 % of the time, workers wait for it 60 %"
     assert found.state == "unreachable"
     idle = one("steps_per_s", LIMITED | BOTH_WAIT, FREE)
-    why = "workers wait 60 % of the time, and so does the learner: too few rows may be under way"
+    why = "workers wait 60 % of the time, and so does the learner: the limit of rows under way is too low"
     assert (idle.state, idle.reason) == ("bad", why)
     down = one("steps_per_s", ROW | {"time/worker_down": 0.5}, FREE)
     assert (down.state, down.reason) == ("bad", "workers are down 50 % of the time: they die and are replaced")
@@ -91,8 +91,8 @@ def test_updates_follow_the_rows_and_one_may_be_missing_in_what_rates_are_over()
     [
         (0.5, 0.0, "good", ""),
         (0.8, 0.9, "good", ""),
-        (0.3, 0.0, "unreachable", "the learner keeps up: a shorter queue would do"),
-        (0.0, 0.7, "unreachable", "the learner takes fragments as they come: it waits 70 % of the time"),
+        (0.3, 0.0, "unreachable", "the learner keeps up: a shorter queue would be enough"),
+        (0.0, 0.7, "unreachable", "the learner takes each fragment when it arrives: it waits 70 % of the time"),
     ],
 )
 def test_the_queue(util: float, waits: float, state: str, reason: str) -> None:
@@ -141,7 +141,7 @@ def test_a_gpu_that_waits_for_rows_says_so() -> None:
     waits = one("gpu_util", ROW | {"gpu_util": 0.2, "time/learner_wait_data": 0.6}, there)
     assert waits.reason == "the environments are the limit: the learner waits for rows 60 % of the time"
     assert one("gpu_util", ROW | {"gpu_util": 0.2}, there).reason.startswith(
-        "the GPU is faster than what is asked of it"
+        "the GPU is faster than this work needs: larger"
     )
 
 

@@ -100,7 +100,7 @@ def test_parameters_keep_their_names(custom: PolicySpec) -> None:
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("custom_module:Normed", "uses BatchNorm, whose running statistics do not travel; use LayerNorm"),
+        ("custom_module:Normed", "uses BatchNorm, whose running statistics are not sent to workers; use LayerNorm"),
         ("custom_module:no_module", "returned int, not a torch.nn.Module"),
         ("custom_module:Missing", "cannot be imported: .* write package.module:Factory"),
         ("no_such_module:Shared", "cannot be imported"),
@@ -158,7 +158,7 @@ def test_a_net_refuses_the_weights_of_another(change: dict[str, Any], text: str)
     params = {name: value for name, value in {**net.params.views, **change}.items() if value is not None}
     with pytest.raises(SetupError) as caught:
         net.begin(params)
-    wanted = f"the weights to begin with are another network's: {text}; choose the same policy"
+    wanted = f"the initial weights belong to another network: {text}; choose the same policy"
     assert str(caught.value) == wanted
     assert np.array_equal(net.params.vector, before)
 

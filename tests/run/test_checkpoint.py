@@ -210,7 +210,7 @@ def test_a_missing_or_foolish_link_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to(tmp_path / "1")  # out of the folder, in principle
     found = load(tmp_path)
     assert (found.step, len(found.warnings)) == (2, 2)
-    with pytest.raises(UsageError, match=r"no checkpoint of step 77 .*; there is 2, 1"):
+    with pytest.raises(UsageError, match=r"no checkpoint of step 77 .*; available: 2, 1"):
         load(tmp_path, "77")
 
 

@@ -220,7 +220,7 @@ def test_a_hook_that_ends_the_process_has_failed_whatever_number_it_gives(
         train(tmp_path, hooks=[hook], run="one")
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
     assert (summary["exit_code"], summary["ended"]) == (1, "failed")
-    assert "which would have ended all" in summary["error"]
+    assert "which would have ended the run" in summary["error"]
 
 
 def test_a_module_that_ends_the_process_is_refused(tmp_path: Path) -> None:

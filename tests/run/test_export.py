@@ -187,7 +187,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
             ["export", str(run), "--out", "/proc/x"],
             "cannot write /proc/x: No such file or directory; choose another --out",
         ),
-        (["export", str(run / "export")], f"{run / 'export'} is no run: say where to write with --out"),
+        (["export", str(run / "export")], f"{run / 'export'} is not a run: say where to write with --out"),
     ):
         assert cli.main(argv) == 2
         assert capsys.readouterr().err == f"freewheel: {line}\n"

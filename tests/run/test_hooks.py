@@ -178,7 +178,7 @@ WRONG: Mapping[str, tuple[Any, str]] = {
     "a name alone": ("a:B", "hooks takes a list: hooks=['a:B']"),
     "no hook": (
         [3],
-        "3 is no hook: it has none of on_start, on_episode, on_publish, on_update, on_eval, on_checkpoint, on_stop",
+        "3 is not a hook: it has none of on_start, on_episode, on_publish, on_update, on_eval, on_checkpoint, on_stop",
     ),
 }
 
@@ -248,8 +248,8 @@ def test_own_metrics_are_means_over_a_row_and_their_newest_values_are_in_the_sum
 
 #: What a hook may not do, and words of the answer.
 REFUSED: list[tuple[Callable[[Run], object], str]] = [
-    (lambda run: run.log("return_mean", 1), "'return_mean' is freewheel's own: log yours as 'my/return_mean'"),
-    (lambda run: run.log("measure/mine", 1), "'measure/mine' is freewheel's own"),
+    (lambda run: run.log("return_mean", 1), "'return_mean' is reserved: log your metric as 'my/return_mean'"),
+    (lambda run: run.log("measure/mine", 1), "'measure/mine' is reserved"),
     (lambda run: run.log("", 1), "not ''"),
     (lambda run: run.log("mine", "many"), "could not convert string to float: 'many'"),  # type: ignore[arg-type]
     (lambda run: setattr(run, "learning_rate", -1), "run.learning_rate must be a positive number, not -1"),

@@ -238,9 +238,7 @@ def test_a_plan_says_what_would_happen(tmp_path: Path) -> None:
 def test_a_run_that_learned_nothing_in_its_whole_time_has_failed_and_can_be_resumed(tmp_path: Path) -> None:
     options: dict[str, Any] = {"algo": "sac", "num_envs": 1, "mode": "sequential", "evals": 0, "run": "one"}
     options |= {"steps": None, "episodes": 1, "policy": {"hidden": [8]}, "sac": {"learning_starts": 210}}
-    with pytest.raises(
-        NothingLearnedError, match=r"^nothing was learned: --episodes were over after 2\d\d env steps, "
-    ):
+    with pytest.raises(NothingLearnedError, match=r"^nothing was learned: --episodes ran out after 2\d\d env steps, "):
         train(tmp_path, "Pendulum-v1", **options)
     summary = json.loads((tmp_path / "one" / "summary.json").read_text())
     assert (summary["exit_code"], summary["updates"]) == (1, 0)

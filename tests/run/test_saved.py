@@ -232,7 +232,7 @@ def test_observations_are_normalised_as_the_first_weights_expect_unless_the_user
     ("name", "text"),
     [
         ("sauce", "no run 'sauce' in {}; did you mean 'source'?"),
-        ("source@7", "there is no checkpoint of step 7 in {}/source/checkpoints; there is "),
+        ("source@7", "there is no checkpoint of step 7 in {}/source/checkpoints; available: "),
         ("source@first", "no run 'source@first' in {}"),
     ],
 )

@@ -306,7 +306,7 @@ def test_a_disk_that_fails_costs_one_message_and_nothing_else(saving: Saving, mo
                 assert saver.look(5.0) is None
         assert saver.now("steps") is None
     (told,) = directory.said
-    assert told.startswith("cannot write to checkpoints: No space left on device; training goes on")
+    assert told.startswith("cannot write to checkpoints: No space left on device; training continues")
     assert [str(name) for name in checkpoint.names(directory.store.root)] == ["40"]
     assert not list(directory.store.root.glob(".*"))
     assert saving.replay.before_overwriting is None

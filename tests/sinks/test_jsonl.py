@@ -65,7 +65,7 @@ def test_rows_wait_while_the_disk_is_full_and_are_written_in_order(
     failing.failing, failing.error = range(1000), error
     write(sink, 2, 3, 4)
     reason = os.strerror(error)
-    assert said == [f"cannot write to {path}: {reason}; training goes on, 1 rows wait"]
+    assert said == [f"cannot write to {path}: {reason}; training continues, 1 rows wait"]
     assert sink.problem == f"{path}: 3 rows are not written (cannot write to {path}: {reason})"
     failing.failing = ()
     write(sink, 5)
@@ -130,7 +130,7 @@ def test_the_file_is_made_again_with_all_its_rows(tmp_path: Path, how: str) -> N
     if how != "replaced":
         write(sink, 3)  # it is the run directory's affair to be there
         assert [line.partition(": ")[2] for line in said] == [
-            "No such file or directory; training goes on, 1 rows wait"
+            "No such file or directory; training continues, 1 rows wait"
         ]
         folder.mkdir()
     write(sink, 4)

@@ -88,7 +88,7 @@ def test_a_sink_that_raises_is_switched_off_and_what_it_misses_is_counted() -> N
     (note,) = screen.notes
     assert note == (
         f"the sink Raising has failed {FAILURES} times in a row, the last time with ConnectionError: no route to host; "
-        "it gets nothing more, training goes on"
+        "it is no longer called, training continues"
     )
     assert screen.summary["problems"] == ["the sink Raising has missed 8 of 10 rows"]
     assert raising.summary == {"exit_code": 0, "problems": []}  # it is closed all the same
@@ -126,7 +126,7 @@ def test_a_sink_that_blocks_slows_nothing_down(blocking: Blocking) -> None:
     assert len(screen.rows) == 1000
     assert [note.split(":")[0] for note in screen.notes] == [
         "the sink Blocking is too slow",
-        "the sink Blocking has not finished within 0.05 s and is left behind",
+        "the sink Blocking did not finish within 0.05 s; the run ends without it",
     ]
     assert screen.summary["problems"] == ["the sink Blocking has missed 1000 of 1000 rows"]
 

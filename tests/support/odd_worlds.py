@@ -34,7 +34,7 @@ class UnpicklableError(Exception):
 
 #: What is raised in a step, and what the report says of it.
 ERRORS: dict[str, tuple[Exception, str]] = {
-    "its __str__ raises": (MuteError(), "raised MuteError: (its text cannot be had: __str__ raised RuntimeError)"),
+    "its __str__ raises": (MuteError(), "raised MuteError: (no text: __str__ raised RuntimeError)"),
     "half of a surrogate pair": (ValueError("a\ud800b"), r"raised ValueError: a\ud800b"),
     "a message of 40 MB": (ValueError("x" * (40 << 20)), "characters left out ...]"),
     "it cannot be pickled": (UnpicklableError(lambda: None), "raised UnpicklableError: unpicklable"),

@@ -30,57 +30,57 @@ class MBPOConfig(SACConfig):
     updates_per_row: Annotated[float, Range(above=0, most=10_000)] = 20.0
     """Updates per row collected, held within hard bounds in every mode."""
     learning_starts: Annotated[int, Range(least=1, most=10**10)] = 5_000
-    """Rows before the first model and the first update; until then the untrained policy acts, which is close to uniform."""
+    """Rows before the first model and the first update; until then the untrained policy acts, almost uniformly."""
     critic_norm: bool = True
-    """Layer normalisation in the critics: many updates a row make values run away without it, or without a small tau."""
+    """Layer normalisation in the critics: without it, or a small tau, values diverge with many updates per row."""
     members: Annotated[int, Range(least=1, most=1_000)] = 7
     """Networks of the ensemble."""
     elites: Annotated[int, Range(least=1, most=1_000)] = 5
-    """How many of them are rolled out: those with the lowest error on held-out rows."""
+    """How many networks make rollouts: those with the lowest error on held-out rows."""
     model_hidden: Annotated[tuple[int, ...], WIDTH] = (200, 200, 200, 200)
-    """Sizes of a member's hidden layers."""
+    """Sizes of a network's hidden layers."""
     model_lr: Annotated[float, POSITIVE] = 1e-3
     """Adam's step size for the model."""
     model_batch: Annotated[int, Range(least=1, most=10**7)] = 256
-    """Rows a gradient step of a member."""
+    """Rows per gradient step of a network."""
     model_every: Annotated[int, Range(least=1, most=10**9)] = 250
     """Rows between two fits of the model."""
     model_rows: Annotated[int, Range(least=1, most=10**10)] = 1_000_000
     """Rows that the model is fitted to; new rows replace the oldest."""
     max_epochs: Annotated[int, Range(least=1, most=10**6)] = 1000
-    """Passes of one fit at most; it stops when held-out rows show no progress."""
+    """Most passes of one fit, which stops earlier when the error on held-out rows does not improve."""
     predict: Predict = "delta"
-    """What the model predicts. delta: how the next observation differs from the present one; direct: the next observation
-    itself; affine: the difference as f(obs) + G(obs) × action, with a matrix G of a number for each pair of an observation's
-    and an action's columns: right also for actions that were never tried, where the world is of this kind."""
+    """What the model predicts. delta: the difference between next and present observation; direct: the next
+    observation; affine: the difference as f(obs) + G(obs) × action, where G is a matrix of observation columns × action
+    columns. If the environment has this form, affine is also right for actions that were never tried."""
     predicted: tuple[str, ...] = ()
-    """Observations that the model predicts: groups, or columns of one as policy[0:12] (default: the state that the simulator
-    declares, else all). In rollouts of the model all others stay as they are."""
+    """Observations that the model predicts: groups, or columns of one as policy[0:12] (default: the state that the
+    simulator declares, else all). All others stay constant in rollouts of the model."""
     read: tuple[str, ...] = ()
-    """Observations that the model reads besides those it predicts; with mbpo.predicted."""
+    """Observations that the model reads in addition to those it predicts. Needs mbpo.predicted."""
     reward: str = "auto"
-    """Where rewards of model rows come from: learned, your own package.module:function(obs, action, next_obs), or (auto) the
+    """The source of rewards in the model: learned, your package.module:function(obs, action, next_obs), or auto: the
     simulator's model_task, else learned."""
     termination: str = "auto"
-    """When episodes in the model end: learned, never, your own package.module:function(obs, action, next_obs), or (auto) the
+    """When episodes in the model end: learned, never, your package.module:function(obs, action, next_obs), or auto: the
     simulator's model_task or the known rule of a Gymnasium task, else learned."""
     rollouts_per_row: Annotated[float, Range(above=0, most=1e6)] = 100.0
     """Rollouts of the model per row collected."""
     rollout_schedule: Annotated[tuple[int, int, int, int], Range(least=0, most=10**12)] = (0, 0, 5, 5)
-    """Length of a rollout: from row A to row B it grows from C to D steps. With one step only, values of states that no rollout
-    begins in run away."""
+    """Length of a rollout as A B C D: from row A to row B it grows from C to D steps. With a length of 1, the values of
+    states in which no rollout begins diverge."""
     max_disagreement: Annotated[float | None, Range(above=0, most=1e9)] = None
-    """A rollout stops where two models disagree more than so many times as much as on 95 % of the real states that rollouts
-    begin in (divergence of their predictions); the schedule then gives the greatest length. Default: disagreement stops none."""
+    """A rollout stops when the predictions of two networks diverge more than this many times the 95th percentile at the
+    rollouts' first states, which are real. The schedule then gives the greatest length. Default: no such stop."""
     model_buffer: Annotated[int, Range(least=1, most=10**10)] = 1_000_000
-    """Rows of rollouts that are kept at most; new rows replace the oldest."""
+    """Most rows of rollouts that are kept; new rows replace the oldest."""
     keep_models: Annotated[int, Range(least=1, most=1_000)] = 4
     """Models whose rows are kept; rows of older models expire."""
     real_ratio: Annotated[float, SHARE] = 0.05
     """Share of real rows in an update's batch."""
     clock: Literal["auto", "serial", "async"] = "auto"
-    """How the model is fitted: serial: in turn with updates; async: at the same time, on a stream (GPU) or in a process (CPU) of
-    its own; auto: async in the modes that overlap collection and learning."""
+    """How the model is fitted. serial: in turn with updates; async: at the same time, on a separate stream (GPU) or in
+    a separate process (CPU); auto: async in modes that overlap collection and learning."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -115,16 +115,16 @@ class MBPOConfig(SACConfig):
 
     @property
     def rollouts(self) -> int:
-        """How many begin with every new model."""
+        """The rollouts that begin with every new model."""
         return round(self.rollouts_per_row * self.model_every)
 
     @property
     def rows_of_models(self) -> int:
-        """Rows of rollouts that are kept at most."""
+        """Most rows of rollouts that are kept."""
         return min(self.model_buffer, self.keep_models * self.rollouts * self.rollout_schedule[3])
 
     def _effects(self, policy: PolicySpec) -> int:
-        """Numbers that say what an action does to an observation and a reward."""
+        """Return how many outputs describe the effect of an action on an observation and a reward."""
         return (policy.obs_size + 2) * policy.action_size if self.predict == "affine" else 0
 
     def describe(self, spec: LearnerSpec) -> str:

@@ -1,4 +1,4 @@
-"""The dynamics model: an ensemble of Gaussian networks over one flat parameter vector, all members in one batched product."""
+"""The dynamics model: an ensemble of Gaussian networks with one flat parameter vector and products over all members."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from freewheel.learn.mbpo.prediction import EnsembleOutput, Prediction, divergen
 from freewheel.learn.replay import Batch, Columns
 from freewheel.policies.spec import views
 
-MIN_LOGVAR, MAX_LOGVAR = -10.0, 0.5  # where the learned bounds begin, in units of normalised targets
-BOUNDS = 0.01  # weight of the pull of the bounds towards each other
-DECAY, LAST_DECAY = (2.5e-5, 5e-5, 7.5e-5), 1e-4  # of hidden layers, the third for all that follow; of the last layer
-CONSTANT = 1e-6  # a column that deviates less than this share of its mean is rounding noise
+MIN_LOGVAR, MAX_LOGVAR = -10.0, 0.5  # initial values of the learned bounds, for normalised targets
+BOUNDS = 0.01  # weight of the loss that pulls the bounds together
+DECAY, LAST_DECAY = (2.5e-5, 5e-5, 7.5e-5), 1e-4  # hidden layers (the third for all later ones); last layer
+CONSTANT = 1e-6  # a deviation below this share of the mean is rounding noise
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model looks like; what it does not learn is computed by functions of the task."""
+    """The shape of a model. Functions of the task compute what it does not learn."""
 
-    columns: Columns  # of the packed rows that it learns from: observations as the model sees them, see task.py
+    columns: Columns  # of the packed rows to learn from, with observations as the model sees them (task.py)
     members: int
     hidden: tuple[int, ...]
     predict: Predict
     learns_reward: bool
     learns_termination: bool
-    predicted: int | None = None  # columns of a next observation that are predicted, the first ones; None: all
-    choices: int = 0  # discrete actions to choose from: the model reads which one it is, as one-hot columns; 0: a box
+    predicted: int | None = None  # the first columns of a next observation that are predicted; None: all
+    choices: int = 0  # number of discrete actions, which the model reads as one-hot columns; 0: a box
 
     @property
     def action_inputs(self) -> int:
-        """Columns of an action, as the model reads it."""
+        """Columns of an action as the model reads it."""
         return self.choices or self.columns.action_size
 
     @property
@@ -48,22 +48,22 @@ class ModelSpec:
 
     @property
     def targets(self) -> int:
-        """Columns of (reward, if learned; what is predicted of the next observation)."""
+        """Columns of (reward, if learned; predicted columns of the next observation)."""
         return self.learns_reward + (self.columns.obs_size if self.predicted is None else self.predicted)
 
     @property
     def seen(self) -> int:
-        """Columns of the inputs that the networks see: without the action, where their outputs say what it does."""
+        """Columns of the inputs that the networks see. They do not see the action if their outputs are its effects."""
         return self.inputs - (self.action_inputs if self.predict == "affine" else 0)
 
     @property
     def effects(self) -> int:
-        """Outputs that say what the action does, see `Ensemble._add_effects`."""
+        """Outputs for the effects of the action, see `Ensemble._add_effects`."""
         per_column = self.targets + self.learns_termination + self.learns_reward
         return per_column * self.action_inputs if self.predict == "affine" else 0
 
     def layout(self) -> dict[str, tuple[int, int, int]]:
-        """Name and shape of the parameters, [E, in, out] each."""
+        """Return names and shapes of the parameters, [E, in, out] each."""
         sizes = (self.seen, *self.hidden, 2 * self.targets + self.learns_termination + self.effects)
         layout = dict.fromkeys(("max_logvar", "min_logvar"), (self.members, 1, self.targets))
         for i, (fan_in, fan_out) in enumerate(pairwise(sizes)):
@@ -72,13 +72,13 @@ class ModelSpec:
 
 
 class Ensemble:
-    """`vector` holds all parameters and `grad` their gradients; `params` and their `.grad` are named views of them.
+    """E networks. `vector` holds all parameters and `grad` their gradients; `params` and their `.grad` are named views.
 
-    Inputs and targets are normalised by column with the statistics in_mean, in_scale, out_mean, out_scale, which are part of
-    the state but not trained. A constant column has scale 0: no information as an input, repeated and not learned as a target.
-    One-hot columns of discrete actions stay as they are: an action that was rare would be a huge number when it is chosen.
-    Actions are columns of packed rows, or numbers as a policy chooses them.
-    Without a generator all weights are 0, to be loaded.
+    Inputs and targets are normalised by column with the statistics in_mean, in_scale, out_mean and out_scale, which are
+    part of the state but not trained. A constant column has scale 0: an input without information, a target that is
+    constant and not learned. One-hot columns of discrete actions are not normalised, because a rare action would then
+    be a huge input. Actions are columns of packed rows, or indices from a policy. Without a generator all weights are 0
+    until they are loaded.
     """
 
     def __init__(self, spec: ModelSpec, device: str, generator: torch.Generator | None = None) -> None:
@@ -105,11 +105,11 @@ class Ensemble:
         self.statistics |= {f"{side}_mean": torch.zeros_like(ones) for side, ones in self._precision.items()}
         self._state = {"vector": self.vector} | self.statistics
         self._choices = torch.arange(spec.choices, device=device)
-        self._certain = torch.zeros(spec.targets, device=device)  # 1 for targets that do not need the successor
+        self._certain = torch.zeros(spec.targets, device=device)  # 1 for targets that need no successor
         self._certain[: spec.learns_reward] = 1
 
     def normalise(self, rows: Tensor) -> None:
-        """Take the statistics of these packed rows [n, width]; successors count where there are any."""
+        """Set the statistics from packed rows [n, width]. Rows without a successor count only for the other columns."""
         row = self.spec.columns.split(rows)
         target, weight = self._raw_targets(row)
         inputs = torch.cat([row.obs, self._encoded(row.action)], dim=-1)
@@ -129,10 +129,10 @@ class Ensemble:
             precision.copy_((1 / self.statistics[f"{side}_scale"]).nan_to_num(posinf=0.0))
 
     def gradient(self, rows: Tensor) -> Tensor:
-        """The loss of member e on its packed rows [E, n, width], summed over members; writes its gradient into `grad`.
+        """Return the summed loss of members on their packed rows [E, n, width], and write its gradient into `grad`.
 
-        Negative log-likelihood (mean over rows and targets; next observations where there are any) + cross entropy of termination
-        + BOUNDS (Σ max_logvar − Σ min_logvar, mean over members) + weight decay, whose gradient `grad` starts from.
+        Negative log-likelihood (mean over rows and targets; next observations only if known) + cross entropy of
+        termination + BOUNDS × (Σ max_logvar − Σ min_logvar, mean over members) + weight decay, where `grad` begins.
         """
         torch.mul(self.vector, self._decay, out=self.grad)
         decay = 0.5 * torch.dot(self.grad, self.vector)
@@ -150,7 +150,7 @@ class Ensemble:
 
     @torch.no_grad()
     def holdout_error(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """By member, on packed rows [n, width]: mean squared error of normalised targets [E]; share of wrong ends [E]."""
+        """Return by member [E] the mean squared error of normalised targets, and the mean error of the termination."""
         row = self.spec.columns.split(rows)
         target, weight = self._targets(row)
         out = self.forward(self._inputs(row.obs, row.action).expand(self.spec.members, -1, -1))
@@ -167,7 +167,7 @@ class Ensemble:
         return (number == self._choices).float()
 
     def _raw_targets(self, row: Batch) -> tuple[Tensor, Tensor]:
-        """[..., K] and their weights: both are 0 where the row does not hold the target."""
+        """Return targets [..., K] and their weights. Both are 0 where the row does not hold the target."""
         columns = slice(self.spec.predicted)
         successor = row.next_obs[..., columns]
         successor = successor if self.spec.predict == "direct" else successor - row.obs[..., columns]
@@ -181,7 +181,7 @@ class Ensemble:
         return normalised, weight * self._precision["out"].sign()
 
     def forward(self, x: Tensor, elites: Tensor | None = None) -> EnsembleOutput:
-        """Normalised inputs x [E, N, in], by all members or by these in their order."""
+        """Predict from normalised inputs x [E, N, in], with all members or with `elites` in their order."""
         params = {name: value if elites is None else value[elites] for name, value in self.params.items()}
         x, action = x[..., : self.spec.seen], x[..., self.spec.seen :]
         for i in range(self.depth):
@@ -196,9 +196,9 @@ class Ensemble:
         return self._add_effects(out, effect, action) if effects else out
 
     def _add_effects(self, out: EnsembleOutput, effect: Tensor, action: Tensor) -> EnsembleOutput:
-        """What the action [E, N, A] adds to the means and the logit: a matrix [K + 1, A], which depends on the observation
-        alone, times the action. Effort often has a price that grows with its square, so a learned reward also gets a
-        coefficient for the square of each column."""
+        """Add the effect of the action [E, N, A] to the means and the logit: a matrix [K + 1, A], which depends on the
+        observation alone, times the action. A learned reward also has a coefficient for the square of each action
+        column, because the cost of effort often grows with its square."""
         size, ends, reward = self.spec.targets, int(self.spec.learns_termination), int(self.spec.learns_reward)
         linear, square = effect.unflatten(-1, (-1, action.shape[-1])).split([size + ends, reward], dim=-2)
         of_mean, of_logit = (linear * action[..., None, :]).sum(-1).split([size, ends], dim=-1)
@@ -209,10 +209,10 @@ class Ensemble:
     def sample(
         self, obs: Tensor, action: Tensor, elites: Tensor, generator: torch.Generator, *, compare: bool = False
     ) -> Prediction:
-        """Draw for each row from a random elite: a random permutation of the rows gives each elite an equal share.
+        """Draw for each row from a random elite. A random permutation of the rows gives each elite an equal share.
 
-        compare: also how far a second elite, another one for every row, disagrees with the first. Over many rows that estimates
-        the mean over all pairs of elites, at the cost of two members instead of all.
+        compare: also return the disagreement of each row's elite with a second, different elite. Over many rows this
+        estimates the mean over all pairs of elites, at the cost of two members instead of all.
         """
         rows, members = len(obs), len(elites)
         share = -(-rows // members)
@@ -235,7 +235,7 @@ class Ensemble:
 
     @torch.no_grad()
     def expect(self, obs: Tensor, action: Tensor, elites: Tensor) -> Tensor:
-        """What these members expect of the next observation [N, P], on average."""
+        """Return the predicted columns of the next observation [N, P], as the mean over these members."""
         each = self.forward(self._inputs(obs, action).expand(len(elites), -1, -1), elites).mean
         return self._successor(obs, each.mean(0))
 
@@ -250,16 +250,16 @@ class Ensemble:
         )
 
     def _successor(self, obs: Tensor, target: Tensor) -> Tensor:
-        """From normalised targets [N, K]."""
+        """Return the next observation's predicted columns from normalised targets [N, K]."""
         raw = (target * self.statistics["out_scale"] + self.statistics["out_mean"])[:, self.spec.learns_reward :]
         return raw if self.spec.predict == "direct" else obs[:, : self.spec.predicted] + raw
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and statistics, copied."""
+        """Return copies of parameters and statistics."""
         return {name: value.clone() for name, value in self._state.items()}
 
     def load(self, state: Mapping[str, Array]) -> None:
-        """In place: captured graphs read the new values."""
+        """Load a state in place, so that captured graphs read the new values."""
         for name, value in self._state.items():
             value.copy_(torch.as_tensor(state[name]))
         self._refresh()

@@ -1,4 +1,4 @@
-"""Fitting the dynamics model: new rows in, parameters and elites out; it keeps its own data, so it can run anywhere."""
+"""Fitting of the dynamics model: new rows in, parameters and elites out. It keeps its data, so it can run anywhere."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import tree
 
-HOLDOUT, MOST_HELD_OUT = 0.2, 5_000  # share of the rows, and how many at most
-PROGRESS, PATIENCE = 0.01, 5  # a fit ends when no member gains this share of its error for more than this many epochs
-FIRST_ALLOCATION = 16_384  # rows; doubled when they are full
+HOLDOUT, MOST_HELD_OUT = 0.2, 5_000  # share of the rows, and most rows
+PROGRESS, PATIENCE = 0.01, 5  # a fit ends when no member's error falls by this share for more than PATIENCE epochs
+FIRST_ALLOCATION = 16_384  # rows; the allocation doubles when it is full
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted model: numpy from a CPU, tensors from any other device; copies."""
+    """A fitted model. It holds numpy arrays from a CPU, tensors from any other device."""
 
-    state: Mapping[str, Array]  # what `Ensemble.load` takes
+    state: Mapping[str, Array]  # input of `Ensemble.load`
     elites: Array  # [k] int64, the best first
     metrics: Metrics
-    not_finite: str = ""  # what was not: then the model is as before
-    fitter: Mapping[str, Array] = field(default_factory=dict)  # with `state` and its rows, all that another one needs
+    not_finite: str = ""  # name of what was not finite; the model is then as before
+    fitter: Mapping[str, Array] = field(default_factory=dict)  # what another Fitter needs besides `state` and rows
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """The first call of a Fitter that continues the work of another one, by what its last Fit says."""
+    """The first argument of a Fitter that continues the work of another one, from the other's last Fit."""
 
-    new: Array  # rows, as in any call
-    kept: Array  # rows that the other one had; where it had more, they are forgotten
+    new: Array  # new rows, as in any call
+    kept: Array  # rows that the other Fitter had; missing ones are forgotten
     state: Mapping[str, Array]
     fitter: Mapping[str, Array]
 
 
 class Fitter:
-    """Every call appends packed rows [n, width], drops the oldest beyond `model_rows`, and continues to fit the ensemble."""
+    """Fits the ensemble. Every call adds packed rows [n, width], keeps the newest `model_rows`, and fits again."""
 
     def __init__(self, spec: ModelSpec, config: MBPOConfig, seed: int, device: str, compile_: Compile) -> None:
         self.config, self.device, self._compile = config, device, compile_
@@ -63,7 +63,7 @@ class Fitter:
 
     @property
     def rows(self) -> int:
-        """Rows to fit to."""
+        """The rows to fit to."""
         return min(self.seen, self.config.model_rows)
 
     def __call__(self, rows: Array | Continuation) -> Fit:
@@ -76,7 +76,7 @@ class Fitter:
                 return fit
 
     def in_steps(self, rows: Array | Continuation) -> Generator[None, None, Fit]:
-        """The same; yields after every gradient step."""
+        """Do the same as a call, but yield after every gradient step."""
         if isinstance(rows, Continuation):
             self._continue(rows)
             rows = rows.new
@@ -86,7 +86,7 @@ class Fitter:
         not_finite = "" if np.isfinite(metrics["model/holdout"]) else "error on held-out rows"
         if not_finite:
             self.ensemble.vector.copy_(before[0])
-        for name, value in self._moments.items():  # of members that have gone astray, or of all
+        for name, value in self._moments.items():  # reset those of diverged members, or of all
             value.copy_(before[1][name] if not_finite else torch.where(value.isfinite(), value, before[1][name]))
         state = {name: _export(value) for name, value in self.ensemble.state().items()}
         fitter = {name: _export(value.clone()) for name, value in self._moments.items()}
@@ -96,7 +96,7 @@ class Fitter:
     def _continue(self, other: Continuation) -> None:
         kept = torch.as_tensor(other.kept, device=self.device)
         seen = int(other.fitter["seen"])
-        # Rows stand where they stood, so that the same draw takes the same rows; not possible where some are missing.
+        # Rows keep their places, so that the same draw takes the same rows. That is impossible if some are missing.
         self.seen = seen - len(kept) if len(kept) == min(seen, self.config.model_rows) else 0
         self._append(kept)
         self.ensemble.load(other.state)
@@ -116,7 +116,7 @@ class Fitter:
         self._data.index_copy_(0, place, rows)
 
     def _allocate(self, rows: int) -> None:
-        """Memory for this many rows; the step is captured again, because it reads them at their address."""
+        """Allocate memory for this many rows. The step is captured again, because it reads them at a fixed address."""
         batch, members = self.config.model_batch, self.config.members
         self._data = torch.zeros(rows, self.ensemble.spec.columns.width, device=self.device)
         self._order = torch.zeros(members, -(-rows // batch) * batch, dtype=torch.int64, device=self.device)
@@ -130,19 +130,19 @@ class Fitter:
         self._column += len(self._column)
 
     def _draw(self) -> tuple[Tensor, int]:
-        """Split the rows, take the statistics of one part, and draw each member's own sample of it: held-out rows, steps."""
+        """Split the rows, normalise by the training part, draw each member's sample. Return held-out rows, steps."""
         shuffled = torch.randperm(self.rows, generator=self._rng, device=self.device)
         held = min(max(1, int(HOLDOUT * self.rows)), MOST_HELD_OUT)
         train = shuffled[held:]
         steps = -(-len(train) // self.config.model_batch)
-        size = (self.config.members, steps * self.config.model_batch)  # whole minibatches: every step has one shape
+        size = (self.config.members, steps * self.config.model_batch)  # whole minibatches: all steps have one shape
         draws = torch.randint(len(train), size, generator=self._rng, device=self.device)
         self._order[:, : size[1]] = train[draws]
         self.ensemble.normalise(self._data[train])
         return self._data[shuffled[:held]], steps
 
     def _train(self, held: Tensor, steps: int) -> Generator[None, None, tuple[dict[str, float], Tensor]]:
-        """Until held-out rows show no progress; each member ends with its best weights. Metrics, elites."""
+        """Train until held-out errors do not improve; members keep their best weights. Return metrics and elites."""
         vector = self.ensemble.vector
         self._best.copy_(vector)
         least = torch.full((self.config.members,), torch.inf)
@@ -170,7 +170,7 @@ class Fitter:
         return metrics, elites
 
     def _epoch(self, steps: int) -> Iterator[None]:
-        """One pass of every member over its sample, in a new order."""
+        """Make one pass of every member over its sample, in a new order."""
         order = self._order[:, : steps * self.config.model_batch]
         keys = torch.rand(order.shape, generator=self._rng, device=self.device)
         order.copy_(order.gather(1, keys.argsort(1)))
@@ -182,7 +182,7 @@ class Fitter:
 
 
 def _owners(spec: ModelSpec) -> Tensor:
-    """The member that each parameter of the flat vector belongs to."""
+    """Return the member that each parameter of the flat vector belongs to."""
     member = torch.arange(spec.members)[:, None, None]
     return torch.cat([member.expand(shape).reshape(-1) for shape in spec.layout().values()])
 

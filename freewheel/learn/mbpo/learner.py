@@ -1,4 +1,4 @@
-"""MBPO: SAC on short rollouts of a dynamics model, which an executor fits to the rows that arrive."""
+"""MBPO: SAC on short rollouts of a dynamics model, which an executor fits to arriving rows."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from freewheel.learn.spec import LearnerSpec
 from freewheel.learn.together import own_seed, share
 from freewheel.seeding import tree
 
-LOOK = 0.1  # seconds between two checks whether the run has to end, while a fit is waited for
-TRAIL, TRAIL_LANES = 64, 16  # steps and lanes of each author that multi-step predictions are checked on
+LOOK = 0.1  # seconds between two checks whether the run has to end, during a wait for a fit
+TRAIL, TRAIL_LANES = 64, 16  # steps and lanes of each author for the check of multi-step predictions
 MODEL_REMEDY = "lower --mbpo.model-lr, or scale observations and rewards"
-HORIZON = 5  # steps ahead, or the length of rollouts where that is more
+HORIZON = 5  # fewest steps of that check; longer rollouts set more
 
 
 class MBPO(SAC):
-    """A SAC that also learns from rows of a model: rows, updates and fits come each at their own pace. Of learners that train
-    together, each fits a model to its own rows and rolls out as many states as it has a share of."""
+    """A SAC that also learns from rows of a model. Rows, updates and fits each have their own pace. Each of several
+    learners that train together fits a model to its own rows and makes its share of the rollouts."""
 
     config: MBPOConfig
 
@@ -46,7 +46,7 @@ class MBPO(SAC):
         every, rows, kept = (
             -(-total // peers.count) for total in (config.model_every, config.model_rows, config.model_buffer)
         )
-        config = replace(config, model_every=every, model_rows=rows, model_buffer=kept)  # of its share of the rows
+        config = replace(config, model_every=every, model_rows=rows, model_buffer=kept)  # this learner's share
         super().__init__(config, spec)
         device, seed, columns = spec.compute.device, own_seed(spec), self.replay.columns
         self._view, task = look(config, spec)
@@ -56,11 +56,11 @@ class MBPO(SAC):
         model = ModelSpec(seen, *sizes, *learned, predicted=self._view.predicted, choices=choices)
         self.model = Ensemble(model, device)
         self._starts = config.rollouts
-        noise = tree(seed, "learner", "dream")  # names of seeds stay, or seeded runs would change
+        noise = tree(seed, "learner", "dream")  # names of seeds must not change, or seeded runs would
         longest, most, compile_ = config.rollout_schedule[3], config.max_disagreement, spec.compute.compile
         self._model_env = ModelEnv(self.model, config.elites, self._starts, noise, task, self._view, most)
         self._rollouts = Rollouts(self._model_env, self.updater.policy, longest, compile_)
-        services = spec.services  # where others wait for this learner, an update that has begun is finished
+        services = spec.services  # with peers, which wait for this learner, nothing may interrupt an update
         self._while_waiting = services.while_waiting if peers.count == 1 else services.report
         self._rollouts.between_steps = services.between_steps if peers.count == 1 else services.report
         self.model_buffer = ReplayBuffer(config.rows_of_models, columns, device, tree(seed, "learner", "imagined"))
@@ -69,13 +69,13 @@ class MBPO(SAC):
         assert spec.services.executors is not None, "the model needs an executor"
         fitter = partial(_fitter, model, config, seed, device, compile_)
         self._executor = spec.services.executors(fitter, "the model")
-        self._requested_at: deque[int] = deque()  # rows there were when each fit under way was requested
-        self._sent = self._model_rows = 0  # rows that the fitter has; rows that the present model was fitted to
-        self._tried = 0  # rows there were when the last fit that has ended was requested
+        self._requested_at: deque[int] = deque()  # number of rows at the request of each running fit
+        self._sent = self._model_rows = 0  # rows that the fitter has; rows that the present model is fitted to
+        self._tried = 0  # number of rows at the request of the last finished fit
         self._fits = self._model_steps = 0
         self._fits_skipped = SkippedUpdates("the model of mbpo", MODEL_REMEDY, "fits")
-        self._fitter: Mapping[str, Array] = {}  # of the last fit: what another fitter continues from
-        self._continues = False  # the fitter of this run has nothing yet, and continues the work of another one
+        self._fitter: Mapping[str, Array] = {}  # state of the last fit, from which another fitter can continue
+        self._continues = False  # whether this run's fitter, still empty, continues another one's work
         self._about: dict[str, float] = {}  # metrics for the next publication
         self._trail: dict[int, deque[Tensor]] = {}
 
@@ -84,7 +84,7 @@ class MBPO(SAC):
         super().observe(chunk)
 
     def update(self) -> Metrics:
-        """Adopt a model if one is finished, request the next fit if it is due, and update SAC."""
+        """Adopt a finished model, request the next fit if it is due, and update SAC."""
         self._manage_fits()
         version = self.version
         about = dict(super().update())
@@ -104,7 +104,7 @@ class MBPO(SAC):
         return {**super().buffers(), "model_buffer": self.model_buffer}
 
     def state_dict(self) -> dict[str, Array]:
-        """With what the fitter continues from, as of the model that is here: a fit under way is begun anew."""
+        """Return the state, with the fitter's state at the present model. A resumed run starts a running fit again."""
         counts = np.array([self._fits, self._model_steps, self._model_rows], np.int64)
         state: dict[str, Array] = {"model.counts": counts, "model.elites": to_numpy(self._model_env.elites).copy()}
         state |= {f"model.{name}": to_numpy(value) for name, value in self.model.state().items()}
@@ -133,7 +133,7 @@ class MBPO(SAC):
                 self._trail[int(worker)] = deque(rows.split(np.asarray(steps).tolist()))
 
     def _manage_fits(self) -> None:
-        """The model is never more than two fits' worth of rows behind: then updates wait for it."""
+        """Adopt and request fits. Updates wait for the model before it is more than two fits' rows behind."""
         rows = self.pace.rows
         if rows < self.pace.starts:
             return
@@ -160,7 +160,7 @@ class MBPO(SAC):
         self._requested_at.append(rows)
 
     def _continuation(self, new: Array) -> Continuation:
-        """For a fitter that has nothing yet: the rows, the model and the optimiser of the one that the run had before."""
+        """Return the rows, model and optimiser of the earlier fitter, for an empty one."""
         had = min(int(self._fitter["seen"]), self.config.model_rows)
         kept = min(had, self.replay.count - len(new))
         rows = self._export(self._seen(self.replay.newest(kept + len(new))[:kept]))
@@ -176,7 +176,7 @@ class MBPO(SAC):
 
     def _adopt(self, fit: Fit | FreewheelError) -> None:
         if isinstance(fit, FreewheelError):
-            self.spec.services.while_waiting()  # a signal that ends the run may have ended the fitter first
+            self.spec.services.while_waiting()  # a signal to the run may have ended the fitter first
             raise fit
         self._tried = self._requested_at.popleft()
         if fit.not_finite and not self._fits:
@@ -196,18 +196,18 @@ class MBPO(SAC):
             self._check()
 
     def _roll_out(self) -> None:
-        """Roll the present policy out from real states in the model; rows of older models expire. Before the first publication it
-        reads observations as the first update will; several learners, whose fits end at different times, cannot agree on that."""
+        """Roll out the present policy in the model, from real states. Rows of older models expire. Before the first
+        publication a single learner sets the normaliser; several cannot, as their fits end at different times."""
         if self._peers.count == 1 and not self._published:
             self._normalise_stored()
         self._keep_finite()
         if not is_finite(self.updater.policy.net.vector):
-            return  # others have to put it back as well; older rows do until then
+            return  # several learners put the policy back together, later; until then they use older rows
         self.model_buffer.expire(self._fits - self.config.keep_models + 1)
         states = self.replay.columns.split(self.replay.sample(self._starts)).obs
         try:
             self._rollouts(states, self.length)
-        finally:  # also what has been done until the time of the run was over
+        finally:  # keep the finished steps, also if the run's time ends here
             rows = self._rollouts.rows
             self.model_buffer.add(rows, self._fits)
         self._about["model/rollout_length"] = len(rows) / self._starts
@@ -217,19 +217,19 @@ class MBPO(SAC):
 
     @property
     def length(self) -> int:
-        """Steps of a rollout, by the schedule."""
+        """The steps of a rollout, by the schedule."""
         begin, end, short, long = self.config.rollout_schedule
         progress = (self.pace.rows * self.spec.services.peers.count - begin) / max(1, end - begin)
         return int(short + (long - short) * min(1.0, max(0.0, progress)))
 
     def draw(self) -> ReplayMinibatch:
-        """A share of real rows, and model rows for the rest."""
+        """Draw a share of real rows, and model rows for the rest."""
         real, gamma = self.replay.draw(self._real), self.config.gamma
         model_rows = self.model_buffer.sample(self.batch - self._real)
         return real.and_also(model_rows, gamma).minibatch(self.replay.columns, gamma)
 
     def _follow(self, chunk: Chunk[Any]) -> None:
-        """Keep the latest steps of a few lanes of each author, in order."""
+        """Keep the latest steps of the first lanes of each author, in order."""
         some = Transitions(*(getattr(chunk.data, name)[:, :TRAIL_LANES] for name in TRANSITION_FIELDS))
         rows = self._packed(replace(some, valid=some.valid | True)).unflatten(0, (-1, some.reward.shape[1]))
         self.replay.columns.split(rows).has_successor.mul_(torch.as_tensor(some.valid, device=rows.device))
@@ -239,7 +239,7 @@ class MBPO(SAC):
             trail.popleft()
 
     def _check(self) -> None:
-        """Error of multi-step predictions on recorded rows."""
+        """Measure the error of multi-step predictions on recorded rows."""
         horizon = max(HORIZON, self.length)
         parts = [torch.cat(list(trail)) for trail in self._trail.values()]
         batches = [self.replay.columns.split(part) for part in parts if len(part) > horizon]
@@ -251,5 +251,5 @@ class MBPO(SAC):
 
 
 def _fitter(*args: Any) -> Callable[[Any], Generator[None, None, Fit]]:
-    """For an executor, which may interrupt it."""
+    """Return a fitter for an executor, which may interrupt it between steps."""
     return Fitter(*args).in_steps

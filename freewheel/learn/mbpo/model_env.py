@@ -1,4 +1,4 @@
-"""The model as an environment that begins from any states, the rules by which its episodes end, and its multi-step error."""
+"""The model as an environment that begins in any states, its termination rules, and its multi-step error."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from freewheel.learn.spec import LearnerSpec
 from freewheel.registry import own_object
 
 Task: TypeAlias = tuple[TaskFunction | None, TaskFunction | None]  # reward, termination
-POLE = 0.6  # metres, each of the double pendulum's two
-TRUSTED = 0.95  # share of the rows at real states whose disagreement is taken for usual
+POLE = 0.6  # metres, length of each pole of the double pendulum
+TRUSTED = 0.95  # the share of rows at real states that defines the usual disagreement
 
 
 class ModelEnv:
-    """N rows stepped by a random elite each. All of its state is in fixed tensors, so that a step can be captured.
+    """An environment of N rows, each stepped by a random elite. Fixed tensors hold its state: a step can be captured.
 
-    The task's reward and termination are None where the model has learned them. A row that ends, whose prediction is not finite,
-    or on which elites disagree more than `max_disagreement` times as much as is usual at real states, stays where it is and is
-    no longer valid. There is no time limit: nothing is ever truncated.
+    The task's reward and termination are None if the model has learned them. A row ends if it terminates, if its
+    prediction is not finite, or if elites disagree more than `max_disagreement` times as much as usual at real states.
+    It then stays in place and is not valid any more. There is no time limit, so nothing is ever truncated.
     """
 
     def __init__(
@@ -45,21 +45,21 @@ class ModelEnv:
         self.model, (self._reward, self._termination) = model, task
         self.view = whole(model.spec.columns.obs_size) if view is None else view
         self._max_disagreement = max_disagreement
-        self._limit = torch.full((), torch.inf, device=device)  # of disagreement
+        self._limit = torch.full((), torch.inf, device=device)  # largest disagreement allowed
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.elites = torch.arange(elites, device=device)  # [k] copy new ones into it
+        self.elites = torch.arange(elites, device=device)  # [k] new elites are copied into it
         self.obs = torch.zeros(lanes, self.view.width, device=device)  # [N, D]
         self.alive = torch.zeros(lanes, dtype=torch.bool, device=device)  # [N]
         self._never = torch.zeros_like(self.alive)
         self._measures = torch.zeros(lanes, 0, device=device)
 
     def begin(self, states: Tensor) -> None:
-        """Begin all rows from these observations [N, D]."""
+        """Begin all rows at these observations [N, D]."""
         self.obs.copy_(states)
         self.alive.fill_(True)
 
     def calibrate(self, act: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
-        """Learn from the states that rollouts begin in, and what the policy does there, how much disagreement is usual."""
+        """Measure the usual disagreement, for the policy's actions in the states that rollouts begin in."""
         if self._max_disagreement is not None:
             action, _ = act(self.obs)
             seen = self.view.encode(self.obs, self.obs)
@@ -100,11 +100,11 @@ class ModelEnv:
 
 @torch.no_grad()
 def open_loop_error(model: Ensemble, elites: Tensor, batch: Batch, horizon: int, view: View) -> Tensor:
-    """How wrong the elites' mean prediction is after 1 .. horizon steps along recorded actions, [horizon].
+    """Return the error [horizon] of the elites' mean prediction after 1 .. horizon steps with recorded actions.
 
-    Of consecutive rows [T, B, ...], every one that has `horizon` rows ahead begins a prediction, which counts while next_obs is
-    the observation of the row after; rows whose `has_successor` is 0 do not count. The unit is the deviation of each
-    column that the model reads in the data; constant ones are left out.
+    A prediction begins at each of the consecutive rows [T, B, ...] that has enough rows ahead. It counts as long as
+    next_obs is the observation of the next row and `has_successor` is not 0. The unit is the deviation of each column
+    in the model's data; constant columns are left out.
     """
     obs, action, next_obs, known = batch.obs, batch.action, batch.next_obs, batch.has_successor
     starts = len(obs) - horizon + 1
@@ -127,13 +127,13 @@ def open_loop_error(model: Ensemble, elites: Tensor, batch: Batch, horizon: int,
     return torch.stack(errors)
 
 
-#: The rules of Gymnasium's tasks (MuJoCo v5 and classic control, default arguments) follow.
+#: The termination rules of Gymnasium's tasks (MuJoCo v5 and classic control, default arguments) follow.
 def never(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
     return torch.zeros(len(next_obs), dtype=torch.bool, device=next_obs.device)
 
 
 def hopper(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
-    """Columns: height, angle, joints, velocities (the task limits these to ±100, but shows them clipped to ±10)."""
+    """Columns: height, angle, joints, velocities (limited to ±100 in the task, but observed with a clip at ±10)."""
     height, angle, state = next_obs[:, 0], next_obs[:, 1], next_obs[:, 1:]
     return ~((height > 0.7) & (height < torch.inf) & (angle.abs() < 0.2) & (state.abs() < 100).all(-1))
 
@@ -148,7 +148,7 @@ def inverted_pendulum(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor
 
 
 def inverted_double_pendulum(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
-    """Columns: cart, sines of both hinges, their cosines, ...; the second hinge turns relative to the first pole."""
+    """Columns: cart, sines of both hinges, their cosines, ... The second angle is relative to the first pole."""
     (sine, sine2), (cosine, cosine2) = next_obs[:, 1:3].unbind(-1), next_obs[:, 3:5].unbind(-1)
     tip = POLE * (cosine + cosine * cosine2 - sine * sine2)
     return tip <= 1
@@ -159,7 +159,7 @@ def cart_pole(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
 
 
 def acrobot(_obs: Tensor, _action: Tensor, next_obs: Tensor) -> Tensor:
-    """Columns: cosine and sine of the first joint, those of the second, ...; the tip has to be one link above the axis."""
+    """Columns: cosine and sine of the first joint, those of the second, ... The goal is one link above the axis."""
     cosine, sine, cosine2, sine2 = next_obs[:, :4].unbind(-1)
     return -cosine - (cosine * cosine2 - sine * sine2) > 1
 
@@ -188,7 +188,7 @@ RULES: Mapping[str, TaskFunction] = dict.fromkeys(ENDLESS, never) | {
 
 
 def rule(name: str, env: str, declared: TaskFunction | None = None) -> TaskFunction | None:
-    """The function that mbpo.termination means for this env id, which may have declared one; None: learn it."""
+    """Return the function for mbpo.termination in this env, which may have declared one; None: the model learns it."""
     if name == "auto":
         return declared or RULES.get(env)
     if name == "learned":
@@ -197,7 +197,7 @@ def rule(name: str, env: str, declared: TaskFunction | None = None) -> TaskFunct
 
 
 def task_function(option: str, place: str) -> TaskFunction:
-    """The user's package.module:function."""
+    """Return the user's function from package.module:function."""
     found: TaskFunction = own_object(option, place, "function")
     if not callable(found):
         raise SetupError(f"{option} '{place}' is a {type(found).__name__}; name a function of (obs, action, next_obs)")
@@ -205,7 +205,7 @@ def task_function(option: str, place: str) -> TaskFunction:
 
 
 def look(config: MBPOConfig, spec: LearnerSpec) -> tuple[View, Task]:
-    """What the model sees, and the functions of the task: what is chosen, else what the simulator declares."""
+    """Return the model's view and the functions of the task: the user's choice, else what the simulator declares."""
     world, width, mask = spec.world, spec.policy.obs_size, spec.policy.mask
     view: View = whole(width, mask)
     reward = termination = None

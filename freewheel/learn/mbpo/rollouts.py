@@ -1,4 +1,4 @@
-"""Rollouts of the model: the present policy acts in it from real states, one captured step after the other."""
+"""Rollouts of the model: the present policy acts in it from real states, by replays of one captured step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from freewheel.rollout.graphs import Program
 
 
 class Rollouts:
-    """N rollouts at once, of up to `longest` steps. All state is in fixed tensors: a step is captured once and replayed."""
+    """N parallel rollouts of up to `longest` steps. Fixed tensors hold all state: a step is captured once."""
 
     def __init__(self, env: ModelEnv, policy: TensorPolicy, longest: int, compile_: Compile) -> None:
         self.env, self.policy, self._compile = env, policy, compile_
@@ -24,18 +24,18 @@ class Rollouts:
         width = replace(columns, obs_size=obs_size).width
         self._rows = torch.zeros(longest, lanes, width, device=env.obs.device)
         self._valid = torch.zeros(longest, lanes, dtype=torch.bool, device=env.obs.device)
-        self._number = torch.zeros(1, dtype=torch.int64, device=env.obs.device)  # of the next step
+        self._number = torch.zeros(1, dtype=torch.int64, device=env.obs.device)  # index of the next step
         self._step: Program | None = None
-        self._steps = 0  # of the present rollouts
-        self.between_steps: Callable[[], None] = lambda: None  # what it raises ends the rollouts
+        self._steps = 0  # steps of the present rollouts
+        self.between_steps: Callable[[], None] = lambda: None  # an exception from it ends the rollouts
 
     @property
     def rows(self) -> Tensor:
-        """The rows [n, width] of the steps so far, step by step."""
+        """The valid rows [n, width] of the steps so far, in order of steps."""
         return self._rows[: self._steps][self._valid[: self._steps]]
 
     def __call__(self, states: Tensor, length: int) -> None:
-        """Roll out from these observations [N, D]."""
+        """Make rollouts of `length` steps from these observations [N, D]."""
         self._steps = 0
         self.env.begin(states)
         self.env.calibrate(self.policy.act)

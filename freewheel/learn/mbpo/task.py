@@ -1,4 +1,4 @@
-"""What a simulator can tell about itself so that a model has less to learn, and what the model sees of an observation."""
+"""The facts that a simulator can declare to help the model, and the model's view of observations."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ from freewheel.learn.replay import Columns, pack
 from freewheel.policies.spec import Columns as Runs
 from freewheel.policies.spec import select
 
-MODEL_STATE = "model_state"  # the group of observations that neither actor nor critic reads
-#: (obs [N, D], action [N, A] or, of discrete ones, int64 [N], next_obs [N, D]) -> [N], bool for ends and float for rewards.
+MODEL_STATE = "model_state"  # a group of observations that neither actor nor critic reads
+#: (obs [N, D], action [N, A] or discrete int64 [N], next_obs [N, D]) -> [N], bool for ends and float for rewards.
 TaskFunction: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class ModelTask:
-    """What a simulator declares, as its attribute `model_task`, about its group of observations `model_state` [N, S].
+    """The description of a simulator's observation group `model_state` [N, S], as its attribute `model_task`.
 
-    A state holds all that decides what happens next. As this class has it, its first `predicted` columns are predicted, `read`
-    further ones are read, and all but the first stay as they are in an episode. Derive from it to say more: other coordinates
-    (`encode` and `successor`), sensors that are computed instead of predicted (`observe`), and the task itself (`reward` and
-    `termination`, which are learned where they are None). Actions are the policy's, between -1 and 1. Whatever is given here
-    runs on the learner's device, which gets a copy if the simulator has another, must not wait for it, and has to take any finite
-    numbers.
+    A state must determine what happens next. By default, the model predicts the first `predicted` columns and reads the
+    next `read` columns; columns that are not predicted stay constant in an episode. A subclass can define other
+    coordinates (`encode` and `successor`), sensors that are computed instead of predicted (`observe`), and the task
+    itself (`reward` and `termination`; the model learns those that are None). Actions are the policy's, between -1 and
+    1. All functions run on the learner's device, which gets a copy if the simulator has another. They must not wait for
+    it, and must accept any finite numbers.
     """
 
     predicted: int
     read: int = 0
-    #: (state, action, next_state) -> [N], of float and of bool
+    #: (state, action, next_state) -> [N], float for the reward and bool for the termination
     reward: TaskFunction | None = None
     termination: TaskFunction | None = None
 
     def encode(self, state: Tensor, frame: Tensor) -> Tensor:
-        """[N, predicted + read]: a state in the coordinates of the model, as seen from another one: `frame` is the state itself
-        where it is an input, and the one before where it is a successor."""
+        """Return a state in the model's coordinates [N, predicted + read], relative to `frame`: the state itself if it
+        is an input, or the state before if it is a successor."""
         return state[:, : self.predicted + self.read]
 
     def successor(self, state: Tensor, action: Tensor, predicted: Tensor) -> Tensor:
-        """The next state, from the predicted coordinates [N, predicted] of it as seen from this one."""
+        """Return the next state from its predicted coordinates [N, predicted], which are relative to this state."""
         return torch.cat((predicted, state[:, self.predicted :]), 1)
 
     def observe(self, state: Tensor) -> Mapping[str, Tensor]:
-        """All other groups of an observation, [N, ...] by name."""
+        """Return all other groups of an observation, [N, ...] by name."""
         raise NotImplementedError(f"{type(self).__name__} has no observe(state)")
 
 
 def task_on(device: str, task: ModelTask) -> ModelTask:
-    """A copy with all tensors on this device, for a learner that has another than the simulator."""
+    """Return a copy with all tensors on this device, for a learner on another device than the simulator."""
     try:
         with _MadeOn(device):
             return copy.deepcopy(task)
@@ -65,7 +65,7 @@ def task_on(device: str, task: ModelTask) -> ModelTask:
 
 
 class _MadeOn(TorchFunctionMode):
-    """Every tensor that is made, copies included, is on this device."""
+    """Creates every tensor on this device, copies included."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class _MadeOn(TorchFunctionMode):
 
 
 class View(Protocol):
-    """What the model sees of observations [N, D]: numbers [N, size], of which it predicts the first."""
+    """The model's view of observations [N, D]: numbers [N, size], of which it predicts the first `predicted`."""
 
     @property
     def width(self) -> int: ...  # D
@@ -85,15 +85,15 @@ class View(Protocol):
     def size(self) -> int: ...
     @property
     def predicted(self) -> int: ...
-    # An observation as seen from another one: itself where it is an input, the one before where it is a successor.
+    # The view of an observation, relative to `frame`: itself for an input, the observation before for a successor.
     def encode(self, obs: Tensor, frame: Tensor) -> Tensor: ...
     def successor(self, obs: Tensor, action: Tensor, predicted: Tensor) -> Tensor: ...  # the next observation [N, D]
 
 
 class NamedColumns:
-    """Columns of an observation as they are: some are predicted, others are only read, and the rest the model never sees. In a
-    rollout, all that is not predicted stays as it was in the beginning. Columns of an action mask become 0 or 1: an action is
-    allowed if more than 0.5 is predicted, or no other prediction is higher. Implements View."""
+    """Unchanged columns of an observation. The model predicts some, only reads others, and never sees the rest. Columns
+    that are not predicted stay constant in a rollout. Columns of an action mask become 0 or 1: an action is allowed if
+    its prediction is above 0.5 or the highest. Implements View."""
 
     def __init__(self, width: int, predicted: Runs, read: Runs = (), mask: tuple[int, int] | None = None) -> None:
         self.width, self._all, self._mask = width, predicted == ((0, width),), mask
@@ -118,12 +118,12 @@ class NamedColumns:
 
 
 def whole(width: int, mask: tuple[int, int] | None = None) -> NamedColumns:
-    """All columns are predicted."""
+    """Return a view in which all columns are predicted."""
     return NamedColumns(width, ((0, width),), mask=mask)
 
 
 class StateColumns:
-    """The state that a simulator's ModelTask describes; all other columns are computed from it. Implements View."""
+    """The state that a simulator's ModelTask describes. All other columns are computed from it. Implements View."""
 
     def __init__(self, task: ModelTask, slices: Sequence[Slice]) -> None:
         self._task, self._groups, self.width = task, [part.name for part in slices], slices[-1].stop
@@ -146,7 +146,7 @@ class StateColumns:
         return torch.cat([groups[name].flatten(1) for name in self._groups], 1)
 
     def function(self, name: str) -> TaskFunction | None:
-        """The task's reward or termination, of whole observations; None: it is to be learned."""
+        """Return the task's reward or termination as a function of observations; None: the model learns it."""
         of_states: TaskFunction | None = getattr(self._task, name)
         if of_states is None:
             return None
@@ -155,7 +155,7 @@ class StateColumns:
 
 
 def model_rows(view: View, columns: Columns, rows: Tensor) -> Tensor:
-    """Packed rows [n, width] as the model sees them: rows of Columns(view.size, columns.action_size)."""
+    """Return packed rows as the model sees them, as rows of Columns(view.size, columns.action_size)."""
     row = columns.split(rows)
     seen = view.encode(row.obs, row.obs)
     if seen is row.obs:
@@ -165,7 +165,7 @@ def model_rows(view: View, columns: Columns, rows: Tensor) -> Tensor:
 
 
 def find_columns(option: str, names: Sequence[str], slices: Sequence[Slice]) -> Runs:
-    """The columns that these names stand for: a group of observations, or some of its columns as group[START:STOP]."""
+    """Return the columns of these names: a group of observations, or some of its columns as group[START:STOP]."""
     found = [_find(option, name, {part.name: part for part in slices}) for name in names]
     for (_, before), (after, _) in pairwise(sorted(found)):
         if after < before:

@@ -13,11 +13,11 @@ from freewheel.learn.spec import Algorithm, AlgorithmConfig, LearnerSpec, Schedu
 if TYPE_CHECKING:
     from freewheel.core import Learner
 
-WEIGHT = Range(least=0, most=1e12)  # of a term of the loss
-ROWS = 2_048  # of an update
-PARTS, LEAST = 32, 64  # minibatches of an epoch, and rows of each at least
-LIGHTER = (2, 4)  # times as many rows a minibatch, and as large steps, where the learner does not keep up otherwise
-SIMULATED = 256  # rows of a minibatch from a batched simulator
+WEIGHT = Range(least=0, most=1e12)  # weight of a term of the loss
+ROWS = 2_048  # rows of an update
+PARTS, LEAST = 32, 64  # minibatches of an epoch, and the fewest rows of each
+LIGHTER = (2, 4)  # factors for minibatch, in units of LEAST, and lr, if the learner does not keep up otherwise
+SIMULATED = 256  # rows of a minibatch with a batched simulator
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class PPOConfig(AlgorithmConfig):
     epochs: Annotated[int, Range(least=1, most=10_000)] = 10
     """Passes over each batch."""
     minibatch: Annotated[int | Auto, Range(least=1, most=10**9)] = "auto"
-    """Rows a gradient step; larger than the batch means the whole batch. auto: a 32nd of the batch, at least 64; with a batched
-    simulator 256; 128 or 256 where the learner would not keep up with workers, and `lr` larger by as much."""
+    """Rows per gradient step, at most the whole batch. auto: a 32nd of the batch, at least 64; with a batched simulator
+    256; 128 or 256, with `lr` two or four times as large, if the learner would not keep up with the workers."""
     gamma: Annotated[float, SHARE] = 0.99
     """Discount of the future."""
     gae_lambda: Annotated[float, SHARE] = 0.95
     """λ of generalised advantage estimation: how far advantages look ahead before they rely on the critic."""
     clip: Annotated[float, POSITIVE] = 0.2
-    """How far the policy may move away from where the update started, as a ratio of probabilities."""
+    """How far an update may move the policy, as a ratio of probabilities."""
     clip_schedule: Schedule = "constant"
     """linear: the clip falls to 0 over --steps."""
     entropy: Annotated[float, WEIGHT] = 0.0
@@ -52,25 +52,25 @@ class PPOConfig(AlgorithmConfig):
     value: Annotated[float, WEIGHT] = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, POSITIVE] = 0.5
-    """Gradients longer than this are scaled down to it."""
+    """Gradients with a larger norm are scaled down to this norm."""
     target_kl: Annotated[float | None, POSITIVE] = None
-    """End an update before a step that finds the policy more than 1.5 times this far away (approximate KL); none: never."""
+    """End an update when the policy has moved more than 1.5 times this far (approximate KL); none: never."""
     normalize_advantage: bool = True
     """Standardise advantages within each minibatch."""
     reward_scale: Literal["auto", "none", "returns"] = "auto"
     """returns: divide rewards by the running deviation of the discounted return, and clip them at ±10; auto: returns for Box
     actions, none for discrete ones and with a batched simulator."""
     rho_bar: Annotated[float, POSITIVE] = 100.0
-    """Bound of the importance weight on each row's own error, for rows of older versions; it is meant for outliers. At 1, rows
-    that the present policy prefers more than the old one did count no more than others, and learning under lag is slower."""
+    """Bound of the importance weight on the error of each row from an older version. It is meant for outliers. At 1,
+    actions that the present policy prefers more than the old one count no more, and learning under lag is slower."""
     c_bar: Annotated[float, POSITIVE] = 1.0
-    """Bound of the importance weight on what flows back through a row, for rows of older versions."""
+    """Bound of the importance weight on later errors that flow back through a row, for rows of older versions."""
     targets: Literal["corrected", "plain"] = "corrected"
-    """corrected: targets weigh rows of older versions by how likely the present policy would act the same; plain: no weights."""
+    """corrected: targets weight rows of older versions by the probability ratio of their action; plain: no weights."""
     surrogate: Literal["decoupled", "behaviour"] = "decoupled"
-    """decoupled: clip against the policy at the update's start, weighted by rho once; behaviour: against the one that acted."""
+    """decoupled: clip against the policy at the update's start, weighted by rho; behaviour: against the acting one."""
     gradient: Literal["auto", "autograd", "analytic"] = "auto"
-    """How gradients are computed: analytic is a fast path for plain MLPs on a CPU, equal to autograd; auto takes it if it can."""
+    """How to compute gradients. analytic: faster than autograd, for plain MLPs on a CPU; auto: analytic if possible."""
 
     def __post_init__(self) -> None:
         check_ranges(self, f"{self.name}.")
@@ -99,14 +99,14 @@ class PPOConfig(AlgorithmConfig):
         return [{"ppo.minibatch": LEAST * times, "ppo.lr": self.lr * times} for times in LIGHTER]
 
     def size(self, rows: int) -> int:
-        """Rows of a minibatch, in an update on so many rows."""
+        """Return the rows of a minibatch in an update on `rows` rows."""
         return max(LEAST, rows // PARTS) if self.minibatch == "auto" else min(self.minibatch, rows)
 
     def gradient_steps(self, spec: LearnerSpec) -> int:
         return self.epochs * -(-spec.batch.rows // self.size(spec.batch.rows))
 
     def describe(self, spec: LearnerSpec) -> str:
-        whole = spec.batch.episodes is not None and self.minibatch == "auto"  # then rows are known when they are here
+        whole = spec.batch.episodes is not None and self.minibatch == "auto"  # rows are not known in advance
         size = f"up to {PARTS} minibatches" if whole else f"minibatches of {self.size(spec.batch.rows)}"
         return f"{self.epochs} epochs of {size}"
 

@@ -25,7 +25,7 @@ from freewheel.seeding import generator, tree
 
 
 class PPO(Learner):
-    """Learns from batches of exactly S rows, or of so many episodes."""
+    """Learns from batches of exactly S rows, or of a number of whole episodes."""
 
     not_finite: str = ""
     remedy = "lower --ppo.lr, or scale rewards (--ppo.reward-scale returns)"
@@ -36,9 +36,9 @@ class PPO(Learner):
         self.engine = build_engine(config, spec)
         self._buffer: RolloutBuffer[Any] = RolloutBuffer(spec.batch.lanes if simulated else None)
         self._trained = self._skipped = self._stale = 0
-        self._in_use = 0  # rows of an update that is under way, or was cut short
-        self._lr: float | None = None  # assigned; None: by the schedule
-        self._agreed: float | None = None  # the part of the run that is done, as several learners have counted it
+        self._in_use = 0  # rows of an update that is running, or was interrupted
+        self._lr: float | None = None  # the assigned rate; None: the schedule sets it
+        self._agreed: float | None = None  # finished share of the run, over several learners
         device, shared = spec.compute.device if simulated else None, spec.services.peers.count > 1
         self._moments: RunningMoments[Any] | None = None
         if spec.policy.normalised:
@@ -53,7 +53,7 @@ class PPO(Learner):
 
     @property
     def buffer_util(self) -> float:
-        """The part of the next update's rows or episodes that is here."""
+        """The share of the next update's rows or episodes that is here."""
         return min(1.0, self._filled)
 
     @property
@@ -89,7 +89,7 @@ class PPO(Learner):
             self._scale.add(chunk.data, chunk.origin.lane0, chunk.rows)
 
     def update(self) -> Metrics:
-        """All epochs over one batch; if a number stops being finite, weights and optimiser are as before."""
+        """Make all epochs over one batch. If a number is not finite, weights and optimiser stay as before."""
         wanted = self.spec.batch
         batch = (
             self._buffer.take(wanted.rows) if wanted.episodes is None else self._buffer.take_episodes(wanted.episodes)
@@ -108,7 +108,7 @@ class PPO(Learner):
             mean, scale = self._moments.mean, 1.0 / self._moments.deviation
             if is_finite(mean) and is_finite(scale):
                 self.engine.normalise(mean, scale)
-            else:  # the network reads observations as before
+            else:  # the normaliser stays as it was
                 self.not_finite = STATISTICS
         self.version += 1
         if wanted.max_lag is not None:
@@ -116,8 +116,8 @@ class PPO(Learner):
         return about | metrics | {"update/skipped": float(skipped)}
 
     def _agree(self, rows: int, lags: NDArray) -> tuple[list[int], NDArray]:
-        """The rows of this update that each learner has, and how many of all have which lag. From here on all learners have the
-        same statistics, the same progress, and the learning rate that the first was assigned."""
+        """Return the rows of this update in each learner, and the number of all rows by lag. Afterwards all learners
+        have the same statistics, the same progress, and the assigned learning rate of the first."""
         peers = self.spec.services.peers
         if peers.count == 1:
             return [rows], lags
@@ -198,7 +198,7 @@ class PPO(Learner):
 
 
 def build_engine(config: PPOConfig, spec: LearnerSpec) -> NumpyEngine | TorchEngine:
-    """numpy where gradients are written out for the network and rows come from CPU workers, else torch."""
+    """Build the numpy engine if it supports the network and rows come from CPU workers, else the torch engine."""
     own, first, device = own_seed(spec), generator(spec.seed, "weights"), spec.compute.device
     rng = generator(own, "learner")
     possible = supports(spec.policy, device) and not spec.world.batched_on_device

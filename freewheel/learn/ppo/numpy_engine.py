@@ -1,4 +1,4 @@
-"""PPO's gradients written out in numpy: several times faster than autograd for small plain MLPs on a CPU."""
+"""PPO's gradients as explicit formulas in numpy: several times faster than autograd for small plain MLPs on a CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _tanh_slope(out: NDArray) -> NDArray:
     return slope
 
 
-#: Slope of an activation, from its output.
+#: The slope of an activation as a function of its output.
 SLOPES: Mapping[str, Callable[[NDArray], NDArray]] = {
     "tanh": _tanh_slope,
     "relu": lambda out: out > 0,
@@ -37,12 +37,12 @@ SLOPES: Mapping[str, Callable[[NDArray], NDArray]] = {
 
 
 def supports(spec: PolicySpec, device: str) -> bool:
-    """Whether the gradients of this network are written down."""
+    """Return whether this module has the gradients of such a network."""
     return device == "cpu" and not spec.module and spec.activation in SLOPES and HEADS[spec.head].analytic
 
 
 class Trunk:
-    """One MLP: keeps its activations in the forward pass, writes its parameters' gradients in the backward pass."""
+    """One MLP. The forward pass keeps its activations; the backward pass writes the gradients of its parameters."""
 
     def __init__(self, weights: Views, grads: Views, part: str, activation: str) -> None:
         self._layers, self._grads = layers(weights, part), layers(grads, part)
@@ -61,7 +61,7 @@ class Trunk:
         return x
 
     def backward(self, slope: NDArray, ones: NDArray) -> None:
-        """From d loss / d output [N, K]; `ones` [N] sums columns by a matrix product, which is the fastest way."""
+        """Write gradients from d loss / d output [N, K]. `ones` [N] sums columns by a fast matrix product."""
         for i in range(len(self._layers) - 1, -1, -1):
             x, (weight_grad, bias_grad) = self._inputs[i], self._grads[i]
             np.dot(x.T, slope, out=weight_grad)
@@ -76,17 +76,17 @@ NO_SERVICES = Services()
 
 
 class NumpyEngine:
-    """For plain MLPs with a head that has slopes. Implements targets.Network for itself."""
+    """The engine for plain MLPs with an analytic head. It also implements targets.Network."""
 
     fallback = ""
 
     def __init__(
         self, config: PPOConfig, net: PolicyNet, rng: np.random.Generator, services: Services = NO_SERVICES
     ) -> None:
-        """services.report is called after every gradient step."""
+        """The engine calls services.report after every gradient step."""
         self.config, self.net, self._rng = config, net, rng
         self._report, self._peers = services.report, services.peers
-        self._sum = torch.zeros(len(net.vector) + len(LOSSES))  # over learners: gradient and losses
+        self._sum = torch.zeros(len(net.vector) + len(LOSSES))  # gradient and losses, to be summed over learners
         self.grad, self._losses = self._sum.split([len(net.vector), len(LOSSES)])
         self._adam = Adam(net.vector, self.grad)
         self._views = net.params.views
@@ -96,9 +96,9 @@ class NumpyEngine:
         self._head = HEADS[net.spec.head].slopes(net.spec, self._views, grads)
         self._ones = np.ones(0, np.float32)
 
-    @np.errstate(over="ignore", invalid="ignore")  # an overflow is found in the gradient; a warning would not help
+    @np.errstate(over="ignore", invalid="ignore")  # the gradient shows an overflow; a warning would not help
     def improve(self, batch: RolloutBatch, all_: Everybody, coefficients: Coefficients) -> dict[str, float] | str:
-        """All gradient steps of an update: metrics; or what was not finite, and all weights are as before."""
+        """Make all gradient steps of an update and return metrics, or undo them and return what was not finite."""
         factor = None if coefficients.reward_factor is None else np.float32(coefficients.reward_factor)
         rows, effective, explained = prepare(
             self, batch, self.config, recompute=all_.lagging, reward_factor=factor, peers=self._peers
@@ -127,7 +127,7 @@ class NumpyEngine:
         return metrics | {"lag/effective_samples": float(effective), "value/explained_variance": float(explained)}
 
     def _minibatches(self, rows: Minibatch, counts: Sequence[int]) -> Iterator[tuple[Minibatch, int]]:
-        """This learner's part of each minibatch, and the rows of all of it."""
+        """Yield this learner's part of each minibatch, and the rows of the whole minibatch."""
         total, peers = sum(counts), self._peers
         split = Split.of(counts, peers.rank, self.config.size(total))
         ends = list(itertools.accumulate(split.sizes, initial=0))
@@ -141,7 +141,7 @@ class NumpyEngine:
                 yield self._standardise(part, standard), of_all
 
     def _standardise(self, part: Minibatch, known: tuple[float, float] | None) -> Minibatch:
-        """known: mean and deviation, where rows of others are in them as well."""
+        """Standardise advantages. known: mean and deviation over the rows of several learners, if there are others."""
         rows = len(part.advantage)
         if known is not None:
             centred = part.advantage - np.float32(known[0])
@@ -161,7 +161,7 @@ class NumpyEngine:
         return tuple(self._losses.tolist())
 
     def gradient(self, batch: Minibatch, coefficients: Coefficients, total: int | None = None) -> tuple[float, ...]:
-        """Fill `grad`; the LOSSES of this minibatch. Of a part of it: the part's share of both, in `total` rows."""
+        """Fill `grad` and return the LOSSES. For a part of a minibatch of `total` rows: the part's share of both."""
         clip, rows = coefficients.clip, len(batch.action) if total is None else total
         if len(self._ones) != len(batch.action):
             self._ones = np.ones(len(batch.action), np.float32)
@@ -171,7 +171,7 @@ class NumpyEngine:
         moved = ratio - 1
         gain = ratio * batch.advantage
         limited = np.clip(ratio, 1 - clip, 1 + clip) * batch.advantage
-        active = gain <= limited  # elsewhere the clipped branch is the smaller one, and it is flat
+        active = gain <= limited  # elsewhere the clipped branch is smaller, and its slope is 0
         by_log_prob = gain * active
         np.minimum(gain, limited, out=limited)
         if batch.weight is not None:
@@ -201,7 +201,7 @@ class NumpyEngine:
         return self._critic.forward(select(self.net.spec.critic_columns, inputs))[:, 0]
 
     def next_values(self, batch: RolloutBatch, value: NDArray, goes_on: NDArray) -> NDArray:
-        """The value of the next row where there is one; only the others are computed."""
+        """Return the values of successors: that of the next row if there is one, else a computed value."""
         found = np.zeros_like(value)
         found[:-1] = np.where(goes_on[:-1], value[1:], 0)
         bootstrap = batch.data.valid & ~goes_on & ~batch.data.terminated
@@ -218,7 +218,7 @@ class NumpyEngine:
         return {**views(self.net.params.vector.copy(), {name: view.shape for name, view in self._views.items()})}
 
     def load(self, weights: Mapping[str, Array]) -> None:
-        """What `weights` returned, in place."""
+        """Load what `weights` returned, in place."""
         self.net.params.load(weights)
 
     def state_dict(self) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""RolloutBuffer: chunks that wait for an on-policy update, and the batch of exactly S rows that is taken from them."""
+"""The buffer of chunks that wait for an on-policy update, and the batches of rows that updates take from it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from freewheel.policies.spec import namespace
 
 @dataclass(frozen=True)
 class RolloutBatch(Generic[A]):
-    """Joined rows [T, L, ...]: a column is one lane's consecutive rows, across chunks and versions; gaps are not valid."""
+    """Joined rows [T, L, ...]. A column is one lane's consecutive rows, over chunks and versions. Gaps are invalid."""
 
     data: Transitions[A]
-    version: NDArray  # [T, L] int64, of the policy that chose the action
-    rows: int  # valid ones
+    version: NDArray  # [T, L] int64, version of the policy that chose the action
+    rows: int  # number of valid rows
 
     @property
     def whole(self) -> bool:
-        """Whether there are no gaps; known without a look at the device."""
+        """Whether there are no gaps. The answer does not wait for the device."""
         return self.rows == self.version.size
 
     def flatten(self, values: Any) -> Any:
-        """[T, L, ...] -> [N, ...]: the valid rows, without a copy where all are."""
+        """[T, L, ...] -> [N, ...]: the valid rows, without a copy if all are valid."""
         return values.reshape(-1, *values.shape[2:]) if self.whole else values[self.data.valid]
 
     def spread(self, values: Any) -> Any:
@@ -40,14 +40,14 @@ class RolloutBatch(Generic[A]):
 
 
 class RolloutBuffer(Generic[A]):
-    """Oldest version first, in order of arrival within a version.
+    """Chunks that wait for an update. `take` starts with the oldest version, and with the first arrival within it.
 
-    A batched simulator has `lanes` that always stand side by side: chunks with a part of them wait for the other parts.
+    The `lanes` of a batched simulator stay side by side: a chunk with a part of them waits for the other parts.
     """
 
     def __init__(self, lanes: int | None = None) -> None:
         self._lanes = lanes
-        self.rows = self.available = 0  # all that are here; those that can be taken
+        self.rows = self.available = 0  # all rows here; rows that can be taken
         self._chunks, self._parts = list[Chunk[A]](), list[Chunk[A]]()
 
     def add(self, chunk: Chunk[A]) -> None:
@@ -64,7 +64,7 @@ class RolloutBuffer(Generic[A]):
         self.available += chunk.rows
 
     def take(self, rows: int) -> RolloutBatch[A]:
-        """Exactly this many rows; what is left of a cut chunk stays."""
+        """Remove and return exactly `rows` rows. The rest of a cut chunk stays."""
         taken, missing = list[Chunk[A]](), rows
         left = sorted(self._chunks, key=lambda chunk: chunk.version)
         while missing:
@@ -81,11 +81,11 @@ class RolloutBuffer(Generic[A]):
 
     @property
     def episodes(self) -> int:
-        """Of chunks that hold a whole episode in every lane."""
+        """The number of episodes, if every chunk holds a whole episode in every lane."""
         return sum(chunk.data.valid.shape[1] for chunk in self._chunks)
 
     def take_episodes(self, count: int) -> RolloutBatch[A]:
-        """This many whole episodes, of chunks that hold one in every lane; the other lanes of the last chunk stay."""
+        """Remove and return whole episodes, one in every lane of a chunk. The other lanes of the last chunk stay."""
         self._chunks.sort(key=lambda chunk: chunk.version)
         taken, missing = list[Chunk[A]](), count
         while missing:
@@ -101,19 +101,19 @@ class RolloutBuffer(Generic[A]):
         return join(taken)
 
     def state(self) -> dict[str, Array]:
-        """The chunks that wait, in order."""
+        """Return the waiting chunks as arrays, in order."""
         parts = to_arrays(self._parts)
         return to_arrays(self._chunks) | {f"part.{name}": value for name, value in parts.items()}
 
     def restore(self, state: Mapping[str, Array], device: str | None) -> None:
-        """Have the chunks of another buffer instead of those here: numpy arrays, or tensors on this device."""
+        """Replace the chunks by those of a saved state: as tensors on `device`, or as numpy arrays if it is None."""
         parts = {name.removeprefix("part."): value for name, value in state.items() if name.startswith("part.")}
         self._chunks, self._parts = from_arrays(state, device), from_arrays(parts, device)
         self.available = sum(chunk.rows for chunk in self._chunks)
         self.rows = self.available + sum(chunk.rows for chunk in self._parts)
 
     def expire(self, oldest: int) -> int:
-        """Remove rows that a version older than this chose; returns how many."""
+        """Remove the rows of versions before `oldest`, and return their number."""
         kept = [chunk for chunk in self._chunks if chunk.version >= oldest]
         expired = self.available - sum(chunk.rows for chunk in kept)
         self._chunks = kept
@@ -123,13 +123,13 @@ class RolloutBuffer(Generic[A]):
 
 
 def cut(chunk: Chunk[A], rows: int) -> tuple[Chunk[A], Chunk[A]]:
-    """Its first `rows` valid rows in order of time, and the rest.
+    """Split a chunk into its first `rows` valid rows, in order of time, and the rest.
 
-    The step that the cut goes through is in both, each keeping its own lanes valid.
+    Both parts contain the step at the cut, each with different lanes valid.
     """
     valid: Any = chunk.data.valid
     steps, lanes = valid.shape
-    if chunk.rows == steps * lanes and rows % lanes == 0:  # between two steps: the same for arrays and tensors
+    if chunk.rows == steps * lanes and rows % lanes == 0:  # a cut between two steps, for arrays and tensors
         first, rest, end, begin = valid, valid, rows // lanes, rows // lanes
     else:
         first = (np.cumsum(valid).reshape(valid.shape) <= rows) & valid
@@ -145,7 +145,7 @@ def cut(chunk: Chunk[A], rows: int) -> tuple[Chunk[A], Chunk[A]]:
 
 
 def first_lanes(chunk: Chunk[A], lanes: int) -> tuple[Chunk[A], Chunk[A]]:
-    """Its first lanes, and the others."""
+    """Split a chunk into its first lanes and the other lanes."""
 
     def part(columns: slice) -> Chunk[A]:
         data: Transitions[A] = _map(lambda name: getattr(chunk.data, name)[:, columns])
@@ -157,7 +157,7 @@ def first_lanes(chunk: Chunk[A], lanes: int) -> tuple[Chunk[A], Chunk[A]]:
 
 
 def join(chunks: Sequence[Chunk[A]]) -> RolloutBatch[A]:
-    """Consecutive chunks of one author follow each other in the same columns; authors stand side by side."""
+    """Join chunks. Consecutive chunks of one author follow each other in the same columns; authors are side by side."""
     if len(chunks) == 1:
         data = chunks[0].data
         return RolloutBatch(data, np.full(tuple(data.valid.shape), chunks[0].version), chunks[0].rows)
@@ -194,7 +194,7 @@ def _side_by_side(threads: Sequence[Sequence[Chunk[A]]]) -> RolloutBatch[A]:
 
 
 def _zeros(like: Any, shape: tuple[int, ...]) -> Any:
-    """[T, L, ...], of the kind of [T, L, ...] or [N]."""
+    """Return zeros [*shape, ...] of the kind of `like`, which is [T, L, ...] or [N]."""
     shape = (*shape, *like.shape[2:])
     return np.zeros(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_zeros(shape)
 

@@ -1,4 +1,4 @@
-"""What PPO's engines learn from: rows with advantages and value targets that allow for lag, as numpy arrays or as tensors.
+"""The rows that PPO's engines learn from, as arrays or tensors. Advantages and value targets allow for lag.
 
 With r = π(at update start)/μ, ρ = min(ρ̄, r), c = min(c̄, r) and Δ_t the clipped-importance correction of V(obs_t):
 
@@ -24,14 +24,14 @@ from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.learn.spec import ALONE, Peers
 from freewheel.policies.spec import namespace
 
-#: What a minibatch shows, in the order of every array of losses. The first three make the loss.
+#: The numbers that a minibatch yields, in the order of every array of losses. The first three make the loss.
 LOSSES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clipped")
 KL = LOSSES.index("policy/kl")
 REWARD_CLIP = 10.0  # rewards that are scaled by the deviation of the return stay within ± REWARD_CLIP
 
 
 class Coefficients(NamedTuple):
-    """Of this update, after schedules."""
+    """The coefficients of one update, after schedules."""
 
     lr: float
     clip: float
@@ -40,14 +40,14 @@ class Coefficients(NamedTuple):
 
 
 class Everybody(NamedTuple):
-    """What is known of the rows of an update over all learners that train together."""
+    """Facts about the rows of an update over all learners that train together."""
 
     rows: Sequence[int]  # of each learner, by rank
-    lagging: bool  # some were chosen by an older policy than the one about to be improved
+    lagging: bool  # an older policy than the one to be improved chose some of them
 
 
 class Minibatch(NamedTuple, Generic[A]):
-    """Rows to learn from, [N, ...]."""
+    """The rows [N, ...] of a gradient step."""
 
     inputs: A  # [N, D] observations as the network reads them
     action: A
@@ -62,16 +62,16 @@ class Minibatch(NamedTuple, Generic[A]):
 
 
 def inspected(rows: Minibatch[A]) -> dict[str, Any]:
-    """What may not be finite before anything is computed from it, in the order in which one leads to another."""
+    """Return the parts of the rows that may not be finite, by name, in the order in which one leads to the next."""
     return {STATISTICS: rows.inputs, LOG_PROB: rows.reference, TARGET: rows.value, ADVANTAGE: rows.advantage}
 
 
-#: All that an update may find not to be finite, in the same order.
+#: All names of numbers that an update may find not finite, in the same order.
 BREAKABLE = (STATISTICS, LOG_PROB, TARGET, ADVANTAGE, *LOSSES, GRADIENT, WEIGHTS)
 
 
 class Network(Protocol):
-    """What `prepare` computes with, on numpy arrays or on tensors."""
+    """The network that `prepare` computes with, on numpy arrays or on tensors."""
 
     def inputs(self, obs: Any) -> Any: ...  # [N, D] as the network reads them
     def evaluate(self, inputs: Any, action: Any) -> tuple[Any, Any]: ...  # values [N], log-probabilities [N]
@@ -88,10 +88,10 @@ def prepare(
     reward_factor: Any,
     peers: Peers = ALONE,
 ) -> tuple[Minibatch[A], Any, Any]:
-    """All rows with their targets; the share of them that importance weights leave; the targets' explained variance, both over
-    the rows of all learners.
+    """Return all rows with their targets, the share of effective samples under importance weights, and the explained
+    variance of the targets. Both numbers are over the rows of all learners.
 
-    recompute: the policy that chose the rows is not known to be the one about to be improved.
+    recompute: the policy that chose the rows may differ from the one to be improved.
     """
     data, flat = batch.data, batch.flatten
     xp = namespace(data.reward)
@@ -121,7 +121,7 @@ def prepare(
 
 
 def _over_all(peers: Peers, ratio: Any | None, goal: Any, value: Any) -> tuple[Any, Any]:
-    """The share of effective rows, and the explained variance, by one sum over all learners."""
+    """Return the share of effective samples and the explained variance, by one sum over all learners."""
     xp = namespace(goal)
     parts = [xp.asarray(part, dtype=xp.float64) for part in (goal - value, goal, goal if ratio is None else ratio)]
     rows = xp.ones_like(parts[0]).sum()
@@ -134,21 +134,21 @@ def _over_all(peers: Peers, ratio: Any | None, goal: Any, value: Any) -> tuple[A
 
 
 def continues(terminated: Any, truncated: Any, valid: Any) -> Any:
-    """[T, B] bool: whether the row after this one is the next row of the same episode."""
+    """Return [T, B] bool: whether the row after each one is the next row of the same episode."""
     result = namespace(valid).zeros_like(valid)
     result[:-1] = valid[:-1] & valid[1:] & ~(terminated[:-1] | truncated[:-1])
     return result
 
 
 def temporal_difference(reward: Any, terminated: Any, value: Any, next_value: Any, gamma: float) -> Any:
-    """δ [T, B]: the future counts through time limits, not through true ends."""
+    """Return δ [T, B]. The future counts after a time limit, but not after a termination."""
     return reward + gamma * namespace(value).where(terminated, 0, next_value) - value
 
 
 def estimate(delta: Any, value: Any, goes_on: Any, ratio: Any | None, config: PPOConfig) -> tuple[Any, Any]:
-    """Advantages and value targets [T, B] of joined rows, by one backward sweep, in the dtype of δ.
+    """Return advantages and value targets [T, B] of joined rows, by one backward sweep, in the dtype of δ.
 
-    From δ, V(obs), what `continues` returned, and the ratio r (None: 1 everywhere), [T, B] each.
+    All arguments are [T, B]: δ, V(obs), the result of `continues`, and the ratio r (None: 1 everywhere).
     """
     xp = namespace(delta)
     floats = goes_on.astype(delta.dtype) if isinstance(goes_on, np.ndarray) else goes_on.to(delta.dtype)

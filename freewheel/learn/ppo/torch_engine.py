@@ -1,4 +1,4 @@
-"""PPO's gradients by autograd: for any network on any device; fixed-shape parts are replayed from CUDA graphs where possible."""
+"""PPO's gradients by autograd, for any network on any device. CUDA graphs replay fixed-shape parts where possible."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from freewheel.policies.torch_private import norms, scale_all
 from freewheel.rollout.graphs import Program
 from freewheel.seeding import generator_state, restore_generator
 
-NORM, EFFECTIVE, EXPLAINED, TOTAL = range(len(LOSSES), len(LOSSES) + 4)  # places among the sums, after the losses
+NORM, EFFECTIVE, EXPLAINED, TOTAL = range(len(LOSSES), len(LOSSES) + 4)  # their indices in the sums, after the losses
 
-ADAM = ("adam.mean", "adam.square", "adam.steps")  # names of its state
+ADAM = ("adam.mean", "adam.square", "adam.steps")  # names of Adam's state
 
 
 class TorchEngine:
-    """Implements targets.Network for itself. Rows of a batched simulator keep one shape, and nothing waits for the device
-    but one look at the metrics (and one at the KL of each minibatch, if target_kl is set). Rows of CPU workers may have gaps
-    and any number; they are shuffled by the learner's numpy generator."""
+    """Also implements targets.Network. Rows of a batched simulator keep one shape, and an update waits for the device
+    only to read the metrics (and the KL of each minibatch, if target_kl is set). Rows of CPU workers may have gaps and
+    vary in number; the learner's numpy generator shuffles them."""
 
     def __init__(self, config: PPOConfig, spec: LearnerSpec, policy: TensorPolicy, rng: np.random.Generator) -> None:
         self.config, self.policy, self.net, self._rng = config, policy, policy.net, rng
@@ -40,13 +40,13 @@ class TorchEngine:
         self._compile: Compile = wanted if self._peers.count == 1 else "off"
         self._no_graph = NO_GRAPH if self._compile != wanted else ""
         self._adam = FusedAdam(self.net.parameters, config.lr, eps=1e-5)
-        self._shape: tuple[tuple[int, ...], int] | None = None  # of the tensors that programs work on
+        self._shape: tuple[tuple[int, ...], int] | None = None  # shape and rows of the programs' tensors
         self._programs: list[Program] = []
         self._sums = torch.zeros(TOTAL + 1, device=self._device)
         self._at = torch.zeros(1, dtype=torch.int64, device=self._device)  # first row of the next minibatch
         self._kl, self._norm, self._clip, self._entropy, self._factor = torch.zeros(5, device=self._device).unbind()
         self._recompute = self._scaled = False
-        # Of the present minibatch: own rows, their share of all, and what advantages are standardised by, if it is known.
+        # Of the present minibatch: this learner's rows, their share of all; mean and deviation of advantages, if known.
         self._size, self._share = 0, 1.0
         self._standard: tuple[float, float] | None = None
         self._report = spec.services.report
@@ -57,7 +57,7 @@ class TorchEngine:
         return self._no_graph or next((program.fallback for program in self._programs if program.fallback), "")
 
     def improve(self, batch: RolloutBatch[Any], all_: Everybody, coefficients: Coefficients) -> dict[str, float] | str:
-        """All gradient steps of an update: metrics; or what was not finite, and all weights are as before."""
+        """Make all gradient steps of an update and return metrics, or undo them and return what was not finite."""
         self._recompute = all_.lagging or self._simulated
         self._scaled = coefficients.reward_factor is not None
         self._load(batch)
@@ -91,7 +91,7 @@ class TorchEngine:
         return first_of(self._peers, BREAKABLE, first_not_finite({**inspected(rows), **dict(losses)}) or WEIGHTS)
 
     def _load(self, batch: RolloutBatch[Any]) -> None:
-        """Copy the rows to where programs read them."""
+        """Copy the rows to the tensors that programs read."""
         shape = tuple(batch.version.shape), batch.rows
         source = {name: torch.as_tensor(getattr(batch.data, name)) for name in TRANSITION_FIELDS}
         if shape != self._shape:
@@ -107,7 +107,7 @@ class TorchEngine:
         self._action = self._batch.flatten(self._data.action)
 
     def _make_programs(self) -> list[Program]:
-        """Targets; then a gradient step in one piece, or in two if target_kl is looked at between them."""
+        """Return programs for targets and a gradient step, which has two parts if target_kl is checked in between."""
         targets = Program(self._prepare, self._compile, state=[self._inputs, self._scalars, self._sums])
         shown, moved = [self._sums, self._at, self._kl, self._norm], [self.net.vector, *self._adam.state]
         if self.config.target_kl is None:
@@ -127,7 +127,7 @@ class TorchEngine:
         self._scalars.copy_(torch.stack([rows.reference, weight, rows.advantage, rows.value], -1))
 
     def _epochs(self, step: Program, apply: Program | None = None) -> int:
-        """Epochs × minibatches; how many gradients were computed."""
+        """Run epochs × minibatches, and return how many gradients were computed."""
         count = 0
         for _ in range(self.config.epochs):
             if len(self._split.sizes) > 1:
@@ -147,7 +147,7 @@ class TorchEngine:
         return count
 
     def _standards(self) -> list[tuple[float, float]] | None:
-        """Of the advantages in this epoch's minibatches, where rows of others are in them as well."""
+        """Return mean and deviation of advantages in this epoch's minibatches, if other learners have rows in them."""
         if self._peers.count == 1 or not self.config.normalize_advantage:
             return None
         advantage, sizes = self._scalars[self._order, 2].cpu().numpy(), self._split.sizes
@@ -163,9 +163,9 @@ class TorchEngine:
         self._apply()
 
     def _gradient(self) -> None:
-        """Of the next minibatch in the present order."""
+        """Compute the gradient of the next minibatch in the present order."""
         places = torch.arange(self._size, device=self._device) + self._at if self._size else self._at * 0
-        rows = self._order[places]  # one that does not count, where only others have some
+        rows = self._order[places]  # one row of weight 0, if only other learners have rows
         reference, weight, advantage, value = self._scalars[rows].unbind(-1)
         if self._standard is not None:
             advantage = (advantage - self._standard[0]) / (self._standard[1] + 1e-8)
@@ -183,7 +183,7 @@ class TorchEngine:
             self._at += self._size
 
     def losses(self, batch: Minibatch[Tensor]) -> Tensor:
-        """LOSSES of this minibatch; the first three have a gradient."""
+        """Return the LOSSES of this minibatch. The first three have a gradient."""
         output = self.net(batch.inputs)
         distribution = self.net.distribution(batch.inputs, output.head)
         log_ratio = distribution.log_prob(batch.action) - batch.reference
@@ -218,7 +218,7 @@ class TorchEngine:
         return self.net.values(inputs)
 
     def next_values(self, batch: RolloutBatch[Tensor], value: Tensor, goes_on: Tensor) -> Tensor:
-        """All are computed: a subset would have another shape each time."""
+        """Compute all next values, because a subset would have another shape each time."""
         found: Tensor = batch.spread(self.values(self.inputs(batch.flatten(batch.data.next_obs))))
         return found
 
@@ -229,7 +229,7 @@ class TorchEngine:
         return self.policy.weights(on_device=self._simulated)
 
     def load(self, weights: Mapping[str, Array]) -> None:
-        """What `weights` returned, in place."""
+        """Load what `weights` returned, in place."""
         self.policy.load_weights(weights)
 
     def state_dict(self) -> dict[str, Array]:

@@ -16,17 +16,17 @@ from freewheel.learn.spec import REPLAY_DEFAULTS, Algorithm, LearnerSpec, Replay
 if TYPE_CHECKING:
     from freewheel.core import Learner
 
-LEAST, MOST, UNREWARDED = 0.01, 1.0, 0.1  # bounds of a temperature that follows from rewards; what it is if all are 0
+LEAST, MOST, UNREWARDED = 0.01, 1.0, 0.1  # bounds of a temperature from rewards; its value if all rewards are 0
 
 
 def usual_size(rewards: NDArray) -> float:
-    """Of a reward: the median, which a few large ones do not move; where most rewards are 0, the mean."""
+    """Return the median size of a reward, which a few large ones do not change; if most are 0, the mean."""
     sizes = np.abs(rewards[np.isfinite(rewards)])
     return float(np.median(sizes) or sizes.mean()) if sizes.any() else 0.0
 
 
 def first_temperature(rewards: NDArray) -> float:
-    """Half the size of a usual reward: then the entropy of up to seven equally likely actions counts for less than a step."""
+    """Return half the usual reward, so that the entropy of up to seven equally likely actions counts less than it."""
     size = usual_size(rewards)
     return min(MOST, max(LEAST, size / 2)) if size else UNREWARDED
 
@@ -39,36 +39,36 @@ class SACConfig(ReplayConfig):
     trains_together: ClassVar[bool] = True
 
     target_entropy: Annotated[float | None, Range(least=-1e9, most=1e9)] = None
-    """Entropy that the temperature steers to (default: minus the number of action columns; for discrete actions see
-    entropy_share)."""
+    """Target of the entropy, which the temperature controls (default: minus the number of action columns; for discrete
+    actions see entropy_share)."""
     entropy_share: Annotated[float, SHARE] = 0.5
-    """For discrete actions: the entropy that the temperature steers to, as a share of the greatest one, log of the number of
-    allowed actions. Close to 1, policies stay close to uniform; close to 0, they cease to explore."""
+    """For discrete actions: the target of the entropy as a share of its maximum, the log of the number of allowed
+    actions. Near 1, policies stay almost uniform; near 0, they stop exploring."""
     temperature: Annotated[float | None, POSITIVE] = None
     """Weight of the entropy; a number fixes it (default: learned)."""
     first_temperature: Annotated[float | None, POSITIVE] = None
-    """Where a learned temperature begins (default: half the usual size of a reward in the first learning_starts rows).
-    Where it is larger than a step's reward, entropy counts for more through thousands of updates, and nothing else is learned."""
+    """Initial value of a learned temperature (default: half the usual size of a reward in the first learning_starts
+    rows). If it is larger than rewards, the policy learns little but entropy for thousands of updates."""
     critics: Annotated[int, Range(least=1, most=100)] = 2
     """Critics that are trained."""
     critic_subset: Annotated[int, Range(least=1, most=100)] = 2
-    """How many of the critics, drawn anew in each update, the smallest target value is taken of. Fewer than all: the actor then
-    follows the mean of all critics."""
+    """Size of the random subset of critics whose smallest value is the target of an update. If it is smaller than
+    `critics`, the actor follows the mean of all critics."""
     critic_norm: bool = False
-    """Layer normalisation in the critics: steadier at many updates a row."""
+    """Layer normalisation in the critics: more stable with many updates per row."""
     priority: Literal["uniform", "td", "recent"] = "uniform"
-    """Which rows of the replay buffer are drawn more often. td: those with a large error when they were last drawn, with weights
-    in the critics' loss that correct for it; recent: new ones, without weights."""
+    """Rows of the replay buffer that are drawn more often. td: rows whose error was large when they were last drawn,
+    with correcting weights in the critics' loss; recent: new rows, without weights."""
     priority_alpha: Annotated[float, Range(least=0, most=10)] = 0.6
     """With priority td: a row is drawn in proportion to its error to this power."""
     priority_beta: Annotated[float, SHARE] = 1.0
-    """With priority td: how far the weights correct the loss towards that of uniform draws; 1: altogether, 0: not at all."""
+    """With priority td: how far the weights correct the loss towards that of uniform draws; 1: fully, 0: not at all."""
     recency: Annotated[float, Range(above=1, most=1e9)] = 10.0
-    """With priority recent: how many times as often as the oldest row the newest one is drawn; in between it falls exponentially
-    with age."""
+    """With priority recent: how many times as often the newest row is drawn as the oldest. In between, the frequency
+    falls exponentially with age."""
     n_step: Annotated[int, Range(least=1, most=1_000)] = 1
-    """Rewards of real rows that a critic's target sums up before the value of what follows. They are those of the policy that
-    acted then, which nothing corrects: a few steps may learn faster, many learn another policy's values."""
+    """Rewards of real rows that a critic's target sums up before it adds a value. They come from the policies that
+    acted then, and are not corrected: a few steps may learn faster, but many learn the values of old policies."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

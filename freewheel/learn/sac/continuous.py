@@ -1,4 +1,4 @@
-"""Soft actor-critic for Box actions: expected values are those of one action that is drawn with a gradient."""
+"""Soft actor-critic for Box actions. One action, drawn with a gradient, estimates each expected value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from freewheel.learn.sac.update import Improvement, SACUpdate
 
 
 class ContinuousUpdate(SACUpdate):
-    """Critics read the action beside the observation. The temperature steers to minus the number of action columns."""
+    """Critics read the observation and the action. The default entropy target is minus the number of action columns."""
 
     def future(self, following: Tensor, temperature: Tensor) -> Tensor:
         action, log_prob = self.policy.rsample(following)
@@ -21,7 +21,7 @@ class ContinuousUpdate(SACUpdate):
     def improve(self, inputs: Tensor, temperature: Tensor) -> Improvement:
         action, log_prob = self.policy.rsample(inputs)
         q = self.critics(torch.cat([self.seen(inputs), action], -1), self.critics.frozen)
-        with torch.no_grad():  # the loss is temperature × log_prob - q, as the actor counts it
+        with torch.no_grad():  # the actor's loss is temperature × log_prob - q
             each, by_q = self.critics.for_actor(q)
             by_q = by_q * (-1.0 / len(each))
             by_log_prob = (temperature / len(each)).expand_as(log_prob)

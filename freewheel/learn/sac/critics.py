@@ -1,4 +1,4 @@
-"""Critics: Q(observation, action) several times, all in one batched product, and the targets that follow them."""
+"""Critics: several Q(observation, action) networks in batched products, and the targets that follow them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from freewheel.policies.spec import PolicySpec
 
 
 class Critics:
-    """`count` networks, C; where actions are discrete, each has a value for every one of the K actions. All weights are views of
-    one flat `vector`, so a target follows by one operation."""
+    """C = `count` networks. With discrete actions, each gives a value for every one of the K actions. All weights are
+    views of one flat `vector`, so a target follows by one operation."""
 
     def __init__(
         self,
@@ -45,15 +45,15 @@ class Critics:
         self.target = self.vector.clone()
         self._target_views = self.views(self.target)
         self._activation = ACTIVATIONS[spec.activation]
-        self.generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))  # of subsets
+        self.generator = torch.Generator(device).manual_seed(int(rng.integers(2**63)))  # draws subsets
 
     def views(self, vector: Tensor) -> list[Tensor]:
-        """Weights and biases, in order, as views of a flat vector."""
+        """Return weights and biases, in order, as views of a flat vector."""
         parts = vector.split([math.prod(shape) for shape in self._shapes])
         return [part.view(shape) for part, shape in zip(parts, self._shapes, strict=True)]
 
     def __call__(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
-        """x [N, D + A] -> [C, N], or for discrete actions [N, D] -> [C, N, K]; `frozen` weights: gradients flow to x alone."""
+        """x [N, D + A] -> [C, N], or for discrete actions [N, D] -> [C, N, K]. `frozen` weights get no gradient."""
         weights = self.parameters if weights is None else weights
         x = x.expand(self.count, *x.shape)
         *hidden, last, bias = weights
@@ -70,7 +70,7 @@ class Critics:
         return (x * last.transpose(1, 2)).sum(-1) + bias.squeeze(-1)
 
     def lower_target(self, x: Tensor) -> Tensor:
-        """The smallest value [N] among the target critics, or among a subset of them that is drawn now."""
+        """Return the smallest value [N] of the target critics, or of a random subset of them."""
         values = self(x, self._target_views)
         if self.subset < self.count:
             order = torch.rand(self.count, generator=self.generator, device=values.device).argsort()
@@ -78,8 +78,8 @@ class Critics:
         return values.amin(0)
 
     def for_actor(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Of values [C, N], what the actor seeks to increase [N] and its slopes [C, N]: the smallest of them where all of them
-        make the target, else their mean, because the smallest of many is far too low."""
+        """Return the value [N] that the actor increases, and its slopes [C, N] by `values` [C, N]. It is the smallest
+        value if all critics make the target, else the mean, because the smallest of many is far too low."""
         if self.subset < self.count:
             return values.mean(0), torch.full_like(values, 1 / self.count)
         lower = values.amin(0)

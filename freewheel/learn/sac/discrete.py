@@ -1,4 +1,4 @@
-"""Soft actor-critic for discrete actions: every action has its probability, so expectations are sums instead of samples."""
+"""Soft actor-critic for discrete actions. The probability of every action is known, so expectations are exact sums."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from freewheel.policies.spec import Enumerated
 
 
 class DiscreteUpdate(SACUpdate):
-    """Critics read the observation and have a value for every action. Actions that a mask forbids have the probability 0: they
-    are in no sum, and the greatest entropy is that of the others."""
+    """Critics read the observation and give a value for every action. Actions that a mask forbids have probability 0,
+    and do not count in sums or in the maximum of the entropy."""
 
     def future(self, following: Tensor, temperature: Tensor) -> Tensor:
         log_p = self._log_p(following)
@@ -36,7 +36,7 @@ class DiscreteUpdate(SACUpdate):
         return Improvement(value, entropy.mean(), excess)
 
     def _wanted(self, inputs: Tensor) -> Tensor:
-        """The entropy to steer to in each row, [N] or [1]."""
+        """Return the target of the entropy in each row, [N] or [1]."""
         spec, given = self.net.spec, self.config.target_entropy
         if given is not None:
             return inputs.new_full((1,), given)

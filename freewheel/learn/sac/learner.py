@@ -23,7 +23,7 @@ from freewheel.policies.spec import HEADS
 
 
 def update_for(config: SACConfig, spec: LearnerSpec) -> type[SACUpdate]:
-    """The gradient step for these actions, by what their head can do."""
+    """Return the gradient step for the kind of actions, which the policy's head decides."""
     head = HEADS[spec.policy.head]
     if head.discrete:
         return DiscreteUpdate
@@ -35,7 +35,7 @@ def update_for(config: SACConfig, spec: LearnerSpec) -> type[SACUpdate]:
 
 
 def priority_for(config: SACConfig, spec: LearnerSpec) -> Uniform:
-    """By which the rows of an update are drawn."""
+    """Return the priority for draws of rows."""
     if config.priority == "td":
         alpha, beta = config.priority_alpha, config.priority_beta
         return ByError(config.rows_kept(spec), spec.compute.device, alpha=alpha, beta=beta)
@@ -43,7 +43,7 @@ def priority_for(config: SACConfig, spec: LearnerSpec) -> Uniform:
 
 
 def successors_for(config: SACConfig, spec: LearnerSpec) -> Successors | None:
-    """What finds the further steps of a row; None: one step is enough."""
+    """Return the links between rows for n-step returns; None: returns are over one step."""
     rows, lanes, device = config.rows_kept(spec), spec.batch.lanes, spec.compute.device
     steps, gamma = config.n_step, config.gamma
     return None if steps == 1 else Successors(rows, lanes, device, steps=steps, gamma=gamma)
@@ -68,7 +68,7 @@ class SAC(ReplayLearner):
         self.updater.priority = self.replay.priority
 
     def before_updates(self) -> None:
-        """A temperature that nobody has chosen follows from the first rewards of all learners. One that was adopted stays."""
+        """Set a temperature without an option from the first rewards of all learners, unless one was adopted."""
         super().before_updates()
         config, temperature = self.config, self.updater.log_temperature
         if config.temperature is None and config.first_temperature is None and not float(temperature):
@@ -77,7 +77,7 @@ class SAC(ReplayLearner):
             temperature.fill_(math.log(first_temperature(gathered(self._peers, rewards))))
 
     def learned(self) -> dict[str, NDArray]:
-        """Policy, critics, targets and temperature; of an MBPO also these, and not its model."""
+        """Return policy, critics, targets, temperature and observation statistics. MBPO does not add its model."""
         self._keep_finite()
         updater = self.updater
         found = {f"{POLICY}{name}": to_numpy(value) for name, value in updater.policy.weights(on_device=False).items()}
@@ -94,7 +94,7 @@ class SAC(ReplayLearner):
 
     @property
     def learning_rate(self) -> float:
-        """Of actor, critics and temperature."""
+        """The learning rate of actor, critics and temperature."""
         return self.updater.learning_rate
 
     @learning_rate.setter

@@ -1,4 +1,4 @@
-"""The gradient step of soft actor-critic, whatever the actions: on a packed batch it is one fixed-shape computation."""
+"""The gradient step of soft actor-critic for all kinds of actions: one fixed-shape computation on a packed batch."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ LOSSES = ("loss/critic", "policy/temperature", "value/q_mean", "policy/entropy")
 
 
 class Improvement(NamedTuple):
-    """What the actor's step has found, each a mean over rows."""
+    """Results of the actor's step, each a mean over rows."""
 
-    value: Tensor  # of what the actor would do, by the critics
-    entropy: Tensor  # of the policy
-    excess: Tensor  # of that entropy over what the temperature steers to
+    value: Tensor  # the critics' value of the actor's actions
+    entropy: Tensor  # entropy of the policy
+    excess: Tensor  # entropy minus its target
 
 
 class SACUpdate(ABC):
-    """Actor, critics and temperature. `step` draws a batch, moves all of them once, and never waits for the device. What depends
-    on the kind of actions is left to subclasses."""
+    """Actor, critics and temperature. `step` draws a batch, updates all of them once, and never waits for the device.
+    Subclasses implement what depends on the kind of actions."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SACUpdate(ABC):
         self.config, self.draw, device = config, draw, spec.compute.device
         noise = tree(own_seed(spec), "learner", "noise")
         self.policy = TensorPolicy(spec.policy, generator(spec.seed, "weights"), device, noise)
-        if spec.start is not None:  # which holds no critics of this kind: they start from random weights
+        if spec.start is not None:  # it has no SAC critics, so they start from random weights
             self.policy.begin(spec.start.params)
         self.net = self.policy.net
         weights, norm = generator(spec.seed, "critics"), config.critic_norm
@@ -64,18 +64,18 @@ class SACUpdate(ABC):
         self._actor_adam = FusedAdam([*self._actor, *learned], config.lr)
         self._critics_adam = FusedAdam(self.critics.parameters, config.lr)
         critics, targets = self.critics.vector, self.critics.target
-        #: All else that is learned.
+        #: Everything that is learned except the policy.
         self.beside_policy = {"critics": critics, "targets": targets, "temperature": self.log_temperature}
         self._losses = torch.zeros(len(LOSSES), device=device)
-        self._state = {**self.beside_policy, "losses": self._losses}  # but for the policy
+        self._state = {**self.beside_policy, "losses": self._losses}  # without the policy
         for number, adam in enumerate((self._actor_adam, self._critics_adam)):
             self._state |= {f"adam.{number}.{i}": value for i, value in enumerate(adam.state)}
         self.unread = 0  # updates since `losses` was last called
         self._peers = spec.services.peers
         self._compile: Compile = spec.compute.compile if self._peers.count == 1 else "off"
         self._no_graph = NO_GRAPH if self._compile != spec.compute.compile else ""
-        self.generators = [*generators, self.policy.generator, self.critics.generator]  # that an update uses
-        self.priority = Uniform()  # is told the errors of rows that it wants to know
+        self.generators = [*generators, self.policy.generator, self.critics.generator]  # used by an update
+        self.priority = Uniform()  # gets the errors of rows if it wants them
         self._program: Program | None = None
 
     def step(self) -> None:
@@ -101,7 +101,7 @@ class SACUpdate(ABC):
             adam.lr.fill_(value)  # in place: a graph reads it there
 
     def losses(self) -> dict[str, float]:
-        """Means since the last call; waits for the device."""
+        """Return means since the last call. This waits for the device."""
         sums, steps = self._losses.tolist(), max(1, self.unread)
         self._losses.zero_()
         self.unread = 0
@@ -125,18 +125,18 @@ class SACUpdate(ABC):
 
     @abstractmethod
     def future(self, following: Tensor, temperature: Tensor) -> Tensor:
-        """The soft value [N] of successors, by the target critics; `following` is what the network reads of them."""
+        """Return the soft value [N] of successors by the target critics. `following` holds their network inputs."""
 
     @abstractmethod
     def values(self, inputs: Tensor, action: Tensor) -> Tensor:
-        """What each critic expects of the actions [N, A] that were taken, [C, N], with a gradient."""
+        """Return each critic's values [C, N] of the recorded actions [N, A], with a gradient."""
 
     @abstractmethod
     def improve(self, inputs: Tensor, temperature: Tensor) -> Improvement:
-        """Write the gradient of the actor's loss."""
+        """Write the gradient of the actor's loss, and return what was found."""
 
     def seen(self, inputs: Tensor) -> Tensor:
-        """The columns that critics read."""
+        """Return the columns that critics read."""
         columns: Tensor = select(self.net.spec.critic_columns, inputs)
         return columns
 
@@ -171,7 +171,7 @@ class SACUpdate(ABC):
             self._losses += about
 
     def _trainable(self, spec: LearnerSpec) -> list[nn.Parameter]:
-        """The actor's part of the policy; a user's own module is trained whole."""
+        """Return the actor's parameters of the policy, or all parameters of a user's module."""
         names = actor_layout(spec.policy)
         chosen = [p for name, p in self.net.module.named_parameters() if spec.policy.module or name in names]
         for parameter in self.net.module.parameters():

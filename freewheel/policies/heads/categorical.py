@@ -59,12 +59,12 @@ class NumpyCategorical:
             matrices.append(vector[start:end].reshape(ins + 1, outputs))
             start = end
         *self._hidden, self._last = zip(padded, matrices, outs, strict=True)
-        self._weights = np.empty_like(self._logits)  # e to the logits, the largest being 1
+        self._weights = np.empty_like(self._logits)  # exp of the logits, scaled so that the largest is 1
         self._cumulated = np.empty_like(self._logits)
         self._beyond = np.empty(widths[-1], np.bool_)
 
     def choose(self, inputs: NDArray, mask: NDArray | None, draw: float | None) -> tuple[int, float]:
-        """(action, log-probability): for a draw from [0, 1), or the likeliest for None; allowed is where mask > 0."""
+        """Return (action, log-probability) for a draw from [0, 1), or None: the likeliest; mask > 0 means allowed."""
         logits, weights, cumulated = self._logits, self._weights, self._cumulated
         self._inputs[...] = inputs
         for values, matrix, out in self._hidden:
@@ -98,7 +98,7 @@ class CategoricalActor:
         self._fast = FastCategorical(params.vector, start, widths, spec.activation)
         self._lanes = np.arange(0)
         self._rng: np.random.Generator | None = None
-        self._numbers: list[float] = []  # drawn, and not yet used; the next is the last
+        self._numbers: list[float] = []  # drawn and not yet used; the last one is used next
         self._before: Mapping[str, Any] = {}  # the generator's state before they were drawn
 
     def choose_one(self, inputs: NDArray, obs: NDArray, rng: np.random.Generator | None) -> tuple[int, float]:
@@ -151,7 +151,7 @@ class Categorical:
         return -(self.log_p.exp() * self.log_p).sum(-1)
 
     def sample(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Of exponential clocks with these rates, the one that rings first."""
+        """Sample the index of the smallest of exponential variables whose rates are the probabilities."""
         noise = self.log_p.new_empty(self.log_p.shape).exponential_(generator=generator)
         action = (self.log_p.exp() / noise).argmax(-1)
         return action, self.log_prob(action)

@@ -81,7 +81,7 @@ class Squashed:
         return each.sum(-1).float()
 
     def entropy(self) -> Tensor:
-        """Of the Gaussian before tanh: the usual substitute, since the true one has no closed form."""
+        """Return the entropy of the Gaussian before tanh, a usual substitute: the true entropy has no closed form."""
         log_std = self._outputs.double().chunk(2, dim=-1)[1].clamp(*LOG_STD)
         return (log_std + 0.5 + HALF_LOG_2PI).sum(-1).float()
 

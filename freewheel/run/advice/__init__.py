@@ -1,1 +1,1 @@
-"""Advice: what an environment is like, and what every mode would make of it here."""
+"""Advice: the properties of an environment, and the speed that every mode would reach with it here."""

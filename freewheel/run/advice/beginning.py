@@ -1,4 +1,4 @@
-"""When a run will have its first rows and its first update, by what was measured; and whether its budget lasts until then."""
+"""Predicts the first rows and the first update of a run, and checks that its budget lasts until then."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from freewheel.run.advice.pace import AT_ONCE, way_of
 from freewheel.run.advice.throughput import StepTimes, forecast
 from freewheel.run.plan import Plan
 
-MARGIN = 2.0  # a run is refused if even so many times the predicted speed would bring nothing in time
-SOON = 2.0  # seconds until a first update that nobody has to be told about
+MARGIN = 2.0  # a run is refused if even this many times the predicted speed is too slow
+SOON = 2.0  # seconds until the first update below which no remark is needed
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """How a run begins."""
+    """The steps and rows until the first update of a run."""
 
-    steps: int  # of each env, before the learner is given any rows
+    steps: int  # of each env, before the learner receives its first rows
     lanes: int
-    rows: int | None  # that the first update takes; None: it takes episodes, however long
+    rows: int | None  # that the first update takes; None: it takes a number of episodes
     rate: float | None  # env steps/s until then, at most; None: not known
 
     @property
     def seconds(self) -> tuple[float, float] | None:
-        """Until the first rows, and until the first update; None: not known."""
+        """Return the seconds until the first rows and until the first update; None: not known."""
         if self.rate is None or self.rows is None:
             return None
         delivered = self.steps * self.lanes
@@ -39,7 +39,7 @@ class Beginning:
 
 
 def beginning_of(planned: Plan) -> Beginning:
-    """By the plan and the measured steps of its environment."""
+    """Predict the beginning from the plan and the measured steps of its environment."""
     config, batch, way = planned.config, planned.batch, way_of(planned)
     rate = None
     if way is not None and not config.env.batched and planned.cost is not None and planned.cost.row > 0:
@@ -49,14 +49,14 @@ def beginning_of(planned: Plan) -> Beginning:
 
 
 def checked(planned: Plan) -> Plan:
-    """The same with a remark on how it begins; UsageError if it would end before its first rows or its first update."""
+    """Return the plan with a remark on its beginning. UsageError if it would end before its first rows or update."""
     begins, config = beginning_of(planned), planned.config
     if begins.rows is None:
         return planned
     budget, named = config.run.budget, config.learner.starts_option
     starts = f"{named} takes {begins.rows:,} rows" if named else f"an update takes {begins.rows:,} rows"
     fewer = f"fewer {named}" if named else "a smaller --num-steps-per-env"
-    # An on-policy learner finishes the update that it has begun to collect for.
+    # An on-policy learner finishes the update that it collects rows for.
     if budget.steps is not None and not config.learner.on_policy and begins.rows > budget.steps:
         raise UsageError(
             f"--steps {budget.steps:,} would end before the first update ({starts}): use more steps or {fewer}"
@@ -77,7 +77,7 @@ def checked(planned: Plan) -> Plan:
 
 
 def _about(seconds: float) -> str:
-    """To one figure: a prediction is not exact."""
+    """Write a duration with one digit, because a prediction is not exact."""
     value, unit = (seconds, "s") if seconds < 90 else (seconds / 60, "min") if seconds < 5400 else (seconds / 3600, "h")
     digits = floor(log10(value)) if value >= 0.1 else -1
     return f"{max(round(value, -digits), 0.1):g} {unit}"

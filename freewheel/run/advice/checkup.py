@@ -1,6 +1,6 @@
-"""The checkup of an environment: what it is, whether it keeps its contract, what it costs, and what each mode makes of it.
+"""The checkup of an environment: its spaces, its contract, its cost, and the speed that each mode would reach with it.
 
-The environment's code runs in other processes: first it is measured, then `inspect_env` tries out what training relies on.
+The environment's code runs in other processes. First it is measured, then `inspect_env` tests what training relies on.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from freewheel.transport.executors import call_in_process
 
 BUDGET = 2.5  # seconds of stepping for the measurement
 COSTS = ("wall", "own", "cpu", "duty", "median", "slow", "longest", "lengths", "reset", "memory", "children", "steps")
-STEPS, SECONDS = 200, 0.7  # of one trial, at most
-FEW_STEPS = 10  # of one trial, at least
-SELDOM = 0.05  # of the calls: an environment that raises less often trains all the same
-FAR = 30  # observations that are so many times as large as 1, or as small
+STEPS, SECONDS = 200, 0.7  # most steps and seconds of one trial
+FEW_STEPS = 10  # least steps of one trial
+SELDOM = 0.05  # share of calls that raise below which training still works
+FAR = 30  # factor from 1 beyond which the size of observations is reported
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was tried, what came out, and what to do about it."""
+    """The result of one test, with a remedy if one is needed."""
 
     level: Literal["ok", "note", "problem"]  # problem: training would fail
     about: str
@@ -56,23 +56,23 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checkup:
-    """All that was found out."""
+    """The results of a checkup."""
 
     config: Config
     findings: Sequence[Finding]
     spec: EnvSpec | None = None
     cost: EnvCost | None = None
-    usual: Prospect | None = None  # what the command does as it was given
-    modes: Sequence[Prospect] = ()  # what each mode would do by default
+    usual: Prospect | None = None  # prospect of the command as given
+    modes: Sequence[Prospect] = ()  # prospects of all modes with their default options
 
     @property
     def fine(self) -> bool:
-        """Whether nothing was found that stops training."""
+        """Return whether no problem was found."""
         return not any(finding.level == "problem" for finding in self.findings)
 
     @property
     def better(self) -> Prospect | None:
-        """A mode that is clearly faster than that, if there is one."""
+        """Return a mode that is clearly faster than the usual prospect, if there is one."""
         best, usual = best_of(self.modes, self.config.mode), self.usual
         if not self.fine or best is None or usual is None or best.rate < GAIN * usual.rate:
             return None
@@ -114,7 +114,7 @@ def _mode_json(config: Config, one: Prospect) -> dict[str, Any]:
 
 
 def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
-    """Try the environment in other processes, measure the policy here; `report` is told what is going on."""
+    """Test the environment in other processes and measure the policy here. `report` receives the progress."""
     config, device = placed(config)
     report(f"measuring {config.env.label} ...")
     try:
@@ -123,7 +123,7 @@ def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
         return Checkup(config, [Finding("problem", "start", str(error))])
     if config.env.on_device:
         return _simulator(config, cost.spec)
-    report(f"trying out {config.env.label} ...")
+    report(f"testing {config.env.label} ...")
     seen, tried = _tried(config, cost)
     findings = [*_about(cost), *tried]
     findings += [Finding("note", "images", remark) for remark in config.policy.remarks(cost.spec)]
@@ -151,28 +151,28 @@ def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
 
 
 def _simulator(config: Config, spec: EnvSpec) -> Checkup:
-    """A simulator of all lanes is built to see its spaces, and not measured: its speed depends on the number of lanes."""
+    """Return the checkup of a simulator of all lanes. It is not measured: its speed depends on the number of lanes."""
     modes = ", ".join(name for name, mode in MODES.items() if mode.simulators)
     text = f"all lanes are one simulation on {spec.device}: cost, seeds and speeds are not measured; modes: {modes}"
     return Checkup(config, [Finding("ok", "simulator", text)], spec)
 
 
 def _about(cost: EnvCost) -> list[Finding]:
-    """What the measurement itself has shown."""
+    """Return the findings of the measurement itself."""
     found = []
     if not cost.portable:
         remedy = "use --mode sequential, or make it with a function that can be imported"
         found.append(Finding("note", "workers", "it cannot be sent to other processes", remedy))
     if cost.failures:
         text = f"{cost.failures} of {cost.steps + cost.failures} calls raised: {cost.failure.splitlines()[0]}"
-        found.append(Finding("note", "failures", text, "each costs its episode"))
+        found.append(Finding("note", "failures", text, "each failure costs one episode"))
     if not cost.closed:
         found.append(Finding("note", "close", "close() did not return within 5 s", "every run would end late"))
     return found
 
 
 def _tried(config: Config, cost: EnvCost) -> tuple[Inspection | None, Sequence[Finding]]:
-    """The contract, in two processes one after the other."""
+    """Test the contract in two processes, one after the other."""
     if not cost.portable:
         return None, ()
     env, limits = config.env, config.env.timeouts
@@ -188,14 +188,14 @@ def _tried(config: Config, cost: EnvCost) -> tuple[Inspection | None, Sequence[F
     except FreewheelError as error:
         raised = isinstance(error, EnvError) and error.cause == "env_error"
         if raised and 0 < cost.failures < SELDOM * cost.steps:
-            found = [*found, Finding("note", "contract", "not tried to the end: a call raised again", "check again")]
+            found = [*found, Finding("note", "contract", "not tested to the end: a call raised again", "check again")]
         else:
             found = [*found, Finding("problem", "contract", str(error))]
     return seen, found
 
 
 def _scales(config: Config, seen: Inspection) -> list[Finding]:
-    """What the algorithm makes of the size of rewards and observations."""
+    """Return findings about the size of rewards and observations for the algorithm."""
     rewards, size = config.learner.about_rewards(seen.first.rewards), seen.first.size
     found = [Finding("ok", "rewards", rewards)] if rewards else []
     if size > FAR or 0 < size < 1 / FAR:
@@ -209,42 +209,42 @@ def _elsewhere(same: bool) -> Finding:
     if same:
         return Finding("ok", "processes", "another process gives the same steps under the same seed")
     remedy = "look for state outside of the env: files, the time, a global generator, the order of a set"
-    return Finding("note", "processes", "another process gives other steps under the same seed", remedy)
+    return Finding("note", "processes", "another process gives different steps under the same seed", remedy)
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found in one process."""
+    """The results from one process."""
 
     findings: tuple[Finding, ...]
-    digest: str  # of the first steps under a fixed seed; empty where the same seed gives other steps
+    digest: str  # of the first steps under a fixed seed; empty if these steps cannot be repeated
     first: _Played
 
 
 @dataclass(frozen=True)
 class _Played:
-    """What one lane went through under one seed."""
+    """The experience of one lane under one seed."""
 
-    digests: list[str]  # of every number up to the first observation, and up to each step
-    lengths: list[int]  # of episodes that ended
-    bad: str  # what was not finite, if anything
+    digests: list[str]  # cumulative: up to the first observation, then up to each step
+    lengths: list[int]  # of the episodes that ended
+    bad: str  # description of a number that was not finite; empty: none
     changes: bool  # whether the observation ever changed
     rewards: NDArray
-    size: float  # of the largest column that can be normalised, root mean square
+    size: float  # root mean square of the largest column that can be normalised
 
     @property
     def steps(self) -> int:
         return len(self.digests) - 1
 
     def same(self, other: _Played) -> int:
-        """How many steps are the same; -1: not even the first observation."""
+        """Return how many steps are the same; -1: the first observations differ."""
         pairs = zip(self.digests, other.digests, strict=False)
         all_of_them = min(self.steps, other.steps)
         return next((step - 1 for step, (here, there) in enumerate(pairs) if here != there), all_of_them)
 
 
 def inspect_env(env: EnvConfig, cost: EnvCost) -> Inspection:
-    """Everything that is tried in one process."""
+    """Run all tests in one process."""
     with closing(env.make(range(1))) as one:
         played = [_play(one, seed, STEPS) for seed in (1, 1, 2)]
     found = [_seeds(*played), _numbers(played[0]), _episodes(played[0], cost)]
@@ -255,13 +255,13 @@ def inspect_env(env: EnvConfig, cost: EnvCost) -> Inspection:
 
 
 def digest(env: EnvConfig) -> str:
-    """The same first steps in another process."""
+    """Return the digest of the same first steps, for a comparison between processes."""
     with closing(env.make(range(1))) as one:
         return _play(one, 1, FEW_STEPS).digests[-1]
 
 
 def _play(env: Env, seed: int, steps: int) -> _Played:
-    """The same random actions under a seed, for so many steps or SECONDS; where these are few, for a few steps."""
+    """Play the same random actions under a seed for `steps` steps or SECONDS, but at least FEW_STEPS steps."""
     spec, rng, hashed = env.spec, generator(0, "contract"), sha256()
     obs = env.reset([training_episodes(seed, lane) for lane in range(spec.lanes)]).copy()
     first, length, bad, changes, end = obs.tobytes(), 0, "", False, perf_counter() + SECONDS
@@ -293,10 +293,10 @@ def _not_finite(step: Step) -> str:
 
 
 def _seeds(one: _Played, again: _Played, other: _Played) -> Finding:
-    """Twice the same seed, and another one."""
+    """Compare two trials with the same seed and one with another seed."""
     same = one.same(again)
     if same < min(one.steps, again.steps):
-        what = "begins another episode" if same < 0 else f"goes on differently after {same} steps"
+        what = "starts a different episode" if same < 0 else f"diverges after {same} steps"
         remedy = "call super().reset(seed=seed) in reset() and draw from self.np_random only"
         return Finding("note", "seeds", f"the same seed {what}: runs cannot be repeated", remedy)
     if one.same(other) >= min(one.steps, other.steps):
@@ -307,7 +307,7 @@ def _seeds(one: _Played, again: _Played, other: _Played) -> Finding:
 
 def _numbers(one: _Played) -> Finding:
     if one.bad:
-        remedy = "find out where it comes from: training stops, or drops such rows"
+        remedy = "find its source: training stops, or drops such rows"
         return Finding("problem", "numbers", one.bad, remedy)
     if not one.changes:
         text = f"the observation never changed in {one.steps} steps"
@@ -318,7 +318,7 @@ def _numbers(one: _Played) -> Finding:
 def _episodes(one: _Played, cost: EnvCost) -> Finding:
     lengths, steps = (*one.lengths, *cost.lengths), one.steps + cost.steps
     if not lengths:
-        remedy = "if it has no limit of time, give it one: --max-episode-steps N"
+        remedy = "if it has no time limit, give it one: --max-episode-steps N"
         return Finding("note", "episodes", f"none ended in {steps} random steps", remedy)
     if max(lengths) == 1:
         return Finding("note", "episodes", "every episode has one step", "does step() return terminated too early?")
@@ -326,7 +326,7 @@ def _episodes(one: _Played, cost: EnvCost) -> Finding:
 
 
 def _answers(config: GymConfig) -> Iterator[Finding]:
-    """What Gymnasium's own checks say about a reset and a step."""
+    """Yield the findings of Gymnasium's passive checks about a reset and a step."""
     with closing(config.open(0)) as env, warnings.catch_warnings(record=True, action="always") as caught:
         if isinstance(env.unwrapped, OldGym):
             return
@@ -334,14 +334,14 @@ def _answers(config: GymConfig) -> Iterator[Finding]:
         try:
             _, info = env_reset_passive_checker(env.unwrapped, seed=1)
             env_step_passive_checker(env.unwrapped, _action(env, info))
-        except Exception as error:  # noqa: BLE001 - training works with it, as was seen: this is a remark
+        except Exception as error:  # noqa: BLE001 - the trials have shown that training works: this is a remark
             failure = str(error)
     said = dict.fromkeys(" ".join(str(one.message).split()) for one in caught)
     texts = [_plain(text) for text in [*said, *([failure] if failure else [])]]
     for text in texts:
-        yield Finding("note", "answers", text, "training copes with it; mend it for other libraries")
+        yield Finding("note", "answers", text, "training works with it; fix it for other libraries")
     if not texts:
-        yield Finding("ok", "answers", "reset() and step() return what Gymnasium says")
+        yield Finding("ok", "answers", "reset() and step() follow the Gymnasium API")
 
 
 def _action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
@@ -352,5 +352,5 @@ def _action(env: gymnasium.Env[Any, Any], info: dict[str, Any]) -> Any:
 
 
 def _plain(text: str) -> str:
-    """Without the colours and the word in front."""
+    """Remove the colours and the leading WARN from a text."""
     return text.replace("\x1b[33m", "").replace("\x1b[0m", "").removeprefix("WARN: ")

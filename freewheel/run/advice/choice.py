@@ -1,4 +1,4 @@
-"""`--mode auto`: the mode that makes the most of an environment here, by the survey that every run begins with."""
+"""`--mode auto`: chooses the fastest mode for an environment here, by the survey at the start of every run."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from freewheel.run.process import learner_threads
 def plan_run(
     config: Config, report: Report = silent, meanwhile: Callable[[], object] = nothing, run: Path | None = None
 ) -> Plan:
-    """The plan of a run, in the mode that it has; with --mode auto, in the one that is chosen here. See `plan`."""
+    """Return the plan of a run in its mode, or with --mode auto in the mode that is chosen here. See `plan`."""
     if not config.among:
         return plan(config, report, meanwhile, run)
-    # An env that cannot be sent to other processes can be measured only for a mode that does not do so.
+    # An env that cannot be sent to other processes can only be measured for a mode without worker processes.
     here = [one for one in config.among if not isinstance(one.collector, WorkersConfig)]
     fitting = [one for one in config.among if MODES[one.mode].simulators] if config.env.on_device else here
     return plan((fitting or config.among)[0], report, meanwhile, arranged=partial(_chosen, config.among))
 
 
 def _chosen(among: Sequence[Config], config: Config, cost: EnvCost, name: RunName, device: str) -> Plan:
-    """The plan in the best of these modes, with a remark that says why."""
+    """Return the plan in the best of these modes, with a remark that gives the reason."""
     plans, refused = list[Plan](), list[str]()
     for one in among:
         try:
@@ -43,14 +43,14 @@ def _chosen(among: Sequence[Config], config: Config, cost: EnvCost, name: RunNam
         except FreewheelError as error:
             refused.append(str(error))
     if not plans:
-        raise UsageError(f"--mode auto: no mode takes this run: {refused[0]}")
+        raise UsageError(f"--mode auto: no mode supports this run: {refused[0]}")
     found = [Prospect(one.config.mode, one) for one in plans]
     if not config.env.on_device:
         env, clock = step_times(config, cost), PolicyClock()
         with learner_threads(config.run.machine.threads):
             found = [predicted(one, env, clock) for one in plans]
     best = best_of(sorted(found, key=lambda one: by_lag(one.mode)))
-    # Where speeds cannot be predicted: workers that run free, with a bound on the lag.
+    # If speeds cannot be predicted, prefer free-running workers with a bound on the lag.
     free = (one for one in plans if MODES[one.config.mode].free_running and one.config.collector.max_lag is not None)
     chosen = next(free, plans[0]) if best is None or best.plan is None else best.plan
     remark = _why(chosen, best, found)
@@ -60,11 +60,11 @@ def _chosen(among: Sequence[Config], config: Config, cost: EnvCost, name: RunNam
 
 
 def _why(chosen: Plan, best: Prospect | None, found: Sequence[Prospect]) -> str:
-    """One line about the choice."""
+    """Explain the choice in one line."""
     mode = chosen.config.mode
     if best is None or best.forecast is None:
         why = "speeds are not predicted for this environment or algorithm"
-        return f"--mode auto is {mode}" + (f": {why}" if len(found) > 1 else ", the only mode that takes this run")
+        return f"--mode auto is {mode}" + (f": {why}" if len(found) > 1 else ", the only mode that supports this run")
     others = sorted((one for one in found if one.mode != mode), key=lambda one: -one.rate)
     rates = ", ".join(f"{one.mode} {one.rate:,.0f}" for one in others if one.forecast)
     waits = f"waits for {WAITS_FOR[best.forecast.limit]}"

@@ -1,4 +1,4 @@
-"""Whether this machine can hold a run, by arithmetic before anything is started: memory, time, files, processes."""
+"""Checks by arithmetic, before anything starts, whether this machine can hold a run: memory, time, files, processes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from freewheel.files.memory import Need, require_memory
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicySpec
 
-LEAST_ENV = 10 << 10  # bytes of an environment in this process
-LEAST_STEP = 20e-6  # seconds of a gradient step
-FASTEST, CORE = 1e15, 2e11  # operations a second: of any device, and of a core
+LEAST_ENV = 10 << 10  # bytes of an environment in this process, at least
+LEAST_STEP = 20e-6  # seconds of a gradient step, at least
+FASTEST, CORE = 1e15, 2e11  # operations per second of any device and of a core, at most
 DAY = 86_400.0
-DESCRIPTORS = 4  # that the trainer holds for each process with environments ...
-SPARE = 40  # ... and besides: files, libraries, processes that evaluate
-SPARE_PROCESSES = 8  # the server that forks, the survey, processes that evaluate, threads
+DESCRIPTORS = 4  # that the trainer holds for each process with environments
+SPARE = 40  # descriptors for everything else: files, libraries, evaluation processes
+SPARE_PROCESSES = 8  # the fork server, the survey, evaluation processes, threads
 
 
 def check_sizes(config: Config) -> None:
-    """Refuse what cannot fit whatever the environment is like; nothing has been started."""
+    """Refuse a run that cannot fit with any environment. This runs before anything is started."""
     collector = config.collector
     lanes, workers = collector.lanes, collector.worker_count if isinstance(collector, WorkersConfig) else 0
     _check_episodes(config)
@@ -44,8 +44,8 @@ def check_sizes(config: Config) -> None:
 
 
 def check_learner(config: Config, spec: LearnerSpec, others: list[Need]) -> None:
-    """SetupError if learner and environments do not fit into memory, or one update would take more than a day."""
-    on_device = spec.compute.device != "cpu"  # whose memory is its own
+    """Raise SetupError if the run does not fit into memory, or one update takes over a day or --minutes."""
+    on_device = spec.compute.device != "cpu"  # a GPU has separate memory
     require_memory([*others, *(() if on_device else config.learner.needs(spec))])
     steps, rows = config.learner.gradient_steps(spec), spec.batch.rows
     weights = (
@@ -57,8 +57,8 @@ def check_learner(config: Config, spec: LearnerSpec, others: list[Need]) -> None
     if seconds > DAY:
         arithmetic = f"{steps:,} gradient steps of at least {LEAST_STEP * 1e6:.0f} µs"
         raise SetupError(
-            f"one update on {rows:,} rows would take {seconds / DAY:,.1f} days ({arithmetic}), and nothing is learned or saved "
-            f"before: use fewer --{config.algo}.epochs, larger minibatches or fewer rows (--num-steps-per-env)"
+            f"one update on {rows:,} rows would take {seconds / DAY:,.1f} days ({arithmetic}), and nothing is saved "
+            f"until then: use fewer --{config.algo}.epochs, larger minibatches or fewer rows (--num-steps-per-env)"
         )
     minutes, first = config.run.budget.minutes or math.inf, (seconds + draws / CORE) / 60
     if first > minutes:
@@ -69,14 +69,14 @@ def check_learner(config: Config, spec: LearnerSpec, others: list[Need]) -> None
 
 
 def _drawn(hidden: Sequence[int]) -> Iterator[float]:
-    """Operations that make the first weights of actor and critic orthogonal, layer by layer, in one thread."""
+    """Yield the operations per layer that make the initial weights orthogonal, in one thread."""
     for before, after in itertools.pairwise(hidden):
         low, high = sorted((before, after))
         yield 2 * 4 * low * low * (high - low / 3)
 
 
 def check_machine(config: Config, processes: int) -> None:
-    """SetupError if so many processes with environments cannot be started here: descriptors, processes."""
+    """Raise SetupError if descriptors or process limits do not allow this many processes with environments."""
     if not processes:
         return
     option = "--workers" if isinstance(config.collector, WorkersConfig) else "--num-envs"
@@ -85,7 +85,7 @@ def check_machine(config: Config, processes: int) -> None:
 
 
 def _check_episodes(config: Config) -> None:
-    """UsageError if the run ends before the first update: every episode has a step."""
+    """Raise UsageError if the run ends before the first update. Every episode has at least one step."""
     wanted, budget = config.collector.episodes_per_update, config.run.budget
     for option, limit in (("--episodes", budget.episodes), ("--steps", budget.steps)):
         if wanted is not None and limit is not None and wanted > limit:
@@ -103,7 +103,7 @@ def _check_descriptors(processes: int, option: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (need if hard == resource.RLIM_INFINITY else hard, hard))
         return
     most = (hard - need + DESCRIPTORS * processes) // DESCRIPTORS
-    remedy = f"use {option} {most} or less, or a higher limit" if most > 0 else "use a higher limit"
+    remedy = f"use {option} {most} or fewer, or a higher limit" if most > 0 else "use a higher limit"
     arithmetic = f"{processes:,} processes x {DESCRIPTORS} + {need - DESCRIPTORS * processes} = {need:,} open files"
     raise SetupError(f"{arithmetic}, but ulimit -n allows {hard:,}: {remedy} (ulimit -n {need})")
 
@@ -113,7 +113,7 @@ def _check_processes(processes: int, option: str) -> None:
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if limit != resource.RLIM_INFINITY and os.geteuid() != 0:  # root has no limit
         _refuse_processes(need, _running(), limit, f"{option} is too much for ulimit -u")
-    with suppress(OSError, ValueError):  # no limit reads "max"
+    with suppress(OSError, ValueError):  # "max" means no limit
         group = Path("/sys/fs/cgroup")
         limit, running = (int((group / name).read_text()) for name in ("pids.max", "pids.current"))
         _refuse_processes(need, running, limit, f"{option} is too much for the container's limit")
@@ -124,12 +124,12 @@ def _refuse_processes(need: int, running: int, limit: int, what: str) -> None:
         room = max(0, limit - running - SPARE_PROCESSES)
         arithmetic = f"{need:,} more processes, and {running:,} are running of {limit:,} allowed"
         raise SetupError(
-            f"{what}: {arithmetic}; use {room} or less, or raise the limit" if room else f"{what}: {arithmetic}"
+            f"{what}: {arithmetic}; use {room} or fewer, or raise the limit" if room else f"{what}: {arithmetic}"
         )
 
 
 def _running() -> int:
-    """Processes and threads of this user."""
+    """Return the number of threads in all processes of this user."""
     count = 0
     for process in psutil.process_iter():
         with suppress(psutil.Error):

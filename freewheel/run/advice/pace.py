@@ -1,4 +1,4 @@
-"""How a plan collects, and options of its learner with which it keeps up with that, where nobody asked for a number."""
+"""The way in which a plan collects, and automatic learner options with which the learner keeps up."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from freewheel.run.process import learner_threads
 if TYPE_CHECKING:
     from freewheel.run.plan import Plan
 
-AT_ONCE = PolicyTimes(act=0.0, learn=0.0)  # nothing is learned
-#: A learner beside workers that wake all the time takes so many times what it takes alone: its caches are cold, and it has the
-#: lower priority (100 of them on 2 cores: 2.1 to 4.1; benchmarks/straggler.py).
+AT_ONCE = PolicyTimes(act=0.0, learn=0.0)  # acting and learning take no time
+#: The factor by which workers that wake often slow the learner down: its caches are cold, and its priority is lower
+#: (with 100 workers on 2 cores: 2.1 to 4.1; benchmarks/straggler.py).
 BESIDE = 4.0
-ROOM = 0.5  # share of the time that a learner may work if workers are not to feel it
-WORTH = 0.9  # of the cost of an update: with less of it fewer gradient steps are worth it
+ROOM = 0.5  # share of the time that a learner may work without delaying the workers
+WORTH = 0.9  # a lighter config is worth it if it costs at most this share of the one before
 
 
 def way_of(planned: Plan) -> Way | None:
-    """How a plan collects; None where the model has no place for it."""
+    """Return the way in which a plan collects; None if the model does not cover it."""
     config, mode = planned.config, MODES[planned.config.mode]
     lanes, steps = planned.spec.lanes, planned.batch.steps
     if planned.spec.batched_on_device:
@@ -48,13 +48,13 @@ def way_of(planned: Plan) -> Way | None:
 
 
 def _episode_steps(planned: Plan) -> float:
-    """Of an episode in the mean: as measured, or its limit where none has ended."""
+    """Return the mean steps of an episode as measured, or the limit of an episode if none has ended."""
     lengths = () if planned.cost is None else planned.cost.lengths
     return sum(lengths) / len(lengths) if lengths else float(planned.config.env.episode_limit or planned.batch.steps)
 
 
 def keeping_up(first: Plan, lighter: Sequence[Config]) -> Plan:
-    """The plan, with the first of these configs, each with less work a row, with which workers hardly wait for the learner."""
+    """Return the plan, or the first lighter one with which workers hardly wait for the learner."""
     cost, way = first.cost, way_of(first) if lighter and first.batch.episodes is None else None
     if way is None or way.kind != "free" or cost is None or cost.row <= 0:
         return first

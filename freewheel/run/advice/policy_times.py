@@ -1,6 +1,6 @@
-"""What the policy and its learner cost on this machine, for the network, the batch and the algorithm of a plan.
+"""Measures the cost of the policy and its learner here, for the network, the batch and the algorithm of a plan.
 
-The actor and the learner are those of a run; the rows that they get are random.
+The actor and the learner are the same as in a run. Their rows are random.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from freewheel.seeding import generator
 if TYPE_CHECKING:
     from freewheel.run.plan import Plan
 
-PATIENCE, WARM_UP = 0.2, 2  # seconds to measure the learner of a way, after so many updates
-#: Seconds of that for one way and for all of them; an update that takes longer is measured in part.
+PATIENCE, WARM_UP = 0.2, 2  # seconds of measuring a learner, and updates before that
+#: Most seconds for one plan and for all plans; an update that takes longer is measured in part.
 LONGEST, MOST = 2.0, 6.0
-SHARE = 0.2  # of the minutes of a run is the most that measuring its learner may take
-FEW = 64  # rows that show what a learner with a replay buffer makes of each
-SHORT = 2  # minibatches of an update that is measured in place of a whole one
-_COSTS: dict[str, float] = {}  # seconds a row by what decides them: many plans of a process have the same
+SHARE = 0.2  # share of --minutes that measuring the learner may take, at most
+FEW = 64  # rows that show the cost of a row in a learner with a replay buffer
+SHORT = 2  # minibatches that are measured instead of a whole update
+_COSTS: dict[str, float] = {}  # seconds a row, by all that they depend on: many plans share an entry
 
 
-class _Enough(Exception):  # noqa: N818 - no error: the time for a measurement is over
-    """Ends an update that is measured."""
+class _Enough(Exception):  # noqa: N818 - not an error: the time for a measurement is over
+    """Ends the update that is being measured."""
 
 
 class _Steps:
-    """Counts the gradient steps of a learner that is measured, and ends an update that takes too long."""
+    """Counts the gradient steps of a measured learner, and ends an update that takes too long."""
 
     def __init__(self) -> None:
         self.count, self.end = 0, inf
@@ -50,15 +50,15 @@ class _Steps:
 
 
 class PolicyClock:
-    """Measures acting and learning for one plan after the other; what it knows from an earlier one is not measured again."""
+    """Measures acting and learning for one plan after the other, and reuses the results of earlier plans."""
 
     def __init__(self) -> None:
-        self._acting: dict[int, float] = {}  # seconds a row, by the lanes that act at once
-        self._learning: dict[tuple[int, int | None, int], float] = {}  # seconds a row, by what an update is
+        self._acting: dict[int, float] = {}  # seconds a row, by the lanes that act together
+        self._learning: dict[tuple[int, int | None, int], float] = {}  # seconds a row, by the kind of update
         self._spent = 0.0  # seconds
 
     def __call__(self, planned: Plan) -> PolicyTimes | None:
-        """None where a part of the learner runs beside it (a model is fitted), which takes too long to try."""
+        """Return the times; None if the learner fits a model in parallel, because measuring that takes too long."""
         if planned.config.learner.executor != "serial":
             return None
         together, steps = max(1, planned.spec.lanes // planned.workers), 0
@@ -67,7 +67,7 @@ class PolicyClock:
         update = planned.batch.steps * _lanes(planned), planned.batch.episodes, steps
         minutes, began = planned.config.run.budget.minutes, perf_counter()
         left = min(MOST, inf if minutes is None else SHARE * 60 * minutes) - self._spent
-        if left <= 0 and self._learning:  # the time is over: as in the most similar update
+        if left <= 0 and self._learning:  # the time is over: use the most similar update
             update = min(self._learning, key=lambda known: abs(known[0] - update[0]))
         if together not in self._acting or update not in self._learning:
             counted, learner, actor = _ready(planned)
@@ -80,7 +80,7 @@ class PolicyClock:
 
 
 def _lanes(planned: Plan) -> int:
-    """That a chunk has rows of: all, or one with an episode, or a few where each row takes as long however many come at once."""
+    """Return the lanes of a chunk: all, one for an episode, or a few if more do not change the cost of a row."""
     if planned.batch.episodes is not None:
         return 1
     few = max(1, FEW // planned.batch.steps) if isinstance(planned.config.learner, ReplayConfig) else planned.spec.lanes
@@ -88,12 +88,12 @@ def _lanes(planned: Plan) -> int:
 
 
 def measure_policy(planned: Plan) -> PolicyTimes | None:
-    """What acting and learning cost on this machine; None where it is not measured."""
+    """Return the cost of acting and learning on this machine; None if it is not measured."""
     return PolicyClock()(planned)
 
 
 def update_cost(planned: Plan) -> float:
-    """Seconds a row of learning in minibatches, from a few gradient steps: a whole update may take long."""
+    """Return the seconds a row of learning in minibatches, from a few gradient steps: an update may take long."""
     learner: Any = planned.config.learner
     key = repr((planned.policy, learner, planned.device, planned.config.run.machine.threads, planned.batch.rows))
     if key not in _COSTS:
@@ -106,17 +106,17 @@ def update_cost(planned: Plan) -> float:
 
 
 def _in_short(planned: Plan) -> float:
-    """Seconds a row of learning, not measured for long."""
+    """Return the seconds a row of learning from a short measurement."""
     counted, learner, actor = _ready(planned)
     return _learning(planned, learner, actor, (counted, LONGEST), short=True)
 
 
 def _ready(planned: Plan) -> tuple[_Steps, Learner, Actor]:
-    """A learner whose gradient steps are counted, and an actor with its weights."""
+    """Return a learner with its step counter, and an actor with its weights."""
     steps = _Steps()
     services = Services(while_waiting=steps, between_steps=steps, report=steps)
     algorithm: Any = planned.config.learner
-    if hasattr(algorithm, "learning_starts"):  # then from the first rows
+    if hasattr(algorithm, "learning_starts"):  # then learning begins with the first rows
         algorithm = replace(algorithm, learning_starts=1)
     learner = make_learner(algorithm, replace(planned.learner_spec, services=services))
     actor = make_actor(planned.policy)()
@@ -125,7 +125,7 @@ def _ready(planned: Plan) -> tuple[_Steps, Learner, Actor]:
 
 
 def _acting(planned: Plan, actor: Actor, together: int) -> float:
-    """Seconds a row of choosing actions for so many lanes at once."""
+    """Return the seconds a row of choosing actions for `together` lanes at once."""
     obs, rng = _random_obs(planned.spec, together), generator(0, "measure")
     return _seconds(lambda: actor.act(obs, rng), PATIENCE / 5) / together
 
@@ -133,9 +133,9 @@ def _acting(planned: Plan, actor: Actor, together: int) -> float:
 def _learning(
     planned: Plan, learner: Learner, actor: Actor, within: tuple[_Steps, float], *, short: bool = False
 ) -> float:
-    """Seconds a row of observing, updating and making a snapshot, after a few updates that load and allocate; where these take
-    longer than so many seconds, as long as the gradient steps that were made."""
-    # Processor time does not grow with what else the machine is doing; with several threads or a GPU it is not what passes.
+    """Return the seconds a row of observing, updating and making a snapshot, after a few updates as a warm-up. If the
+    measurement takes longer than the limit in `within`, estimate them from the gradient steps that were made."""
+    # Processor time does not depend on other programs, but with several threads or a GPU it differs from elapsed time.
     one_thread = planned.device == "cpu" and planned.config.run.machine.threads == 1
     clock = process_time if one_thread else perf_counter
     (steps, seconds), (patience, warm_up) = within, (PATIENCE / 10, 1) if short else (PATIENCE, WARM_UP)
@@ -162,7 +162,7 @@ def _learning(
 
 
 def _random_rows(planned: Plan, version: int, actor: Actor) -> Chunk:
-    """A chunk as this plan's learner gets them: of all lanes, or of one episode."""
+    """Return a random chunk as this plan's learner receives it."""
     lanes, steps = _lanes(planned), planned.batch.steps
     spec = replace(planned.spec, lanes=lanes)
     rng = generator(version, "measure")
@@ -179,7 +179,7 @@ def _random_rows(planned: Plan, version: int, actor: Actor) -> Chunk:
 
 
 def _random_obs(spec: EnvSpec, rows: int) -> NDArray:
-    """[rows, D], every action allowed."""
+    """Return random observations [rows, D] with all actions allowed."""
     rng = generator(rows, "measure")
     shape = (rows, spec.obs_size)
     if spec.obs_dtype == "uint8":
@@ -191,7 +191,7 @@ def _random_obs(spec: EnvSpec, rows: int) -> NDArray:
 
 
 def _seconds(call: Callable[[], object], limit: float) -> float:
-    """The median time of a call, of so many as fit in `limit` seconds."""
+    """Return the median time of a call over at least 3 calls and `limit` seconds."""
     taken, end = list[float](), perf_counter() + limit
     while len(taken) < 3 or perf_counter() < end:
         began = perf_counter()

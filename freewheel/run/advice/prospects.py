@@ -1,6 +1,6 @@
-"""Advice: what every mode would make of an environment here, and what to change about a run that has ended.
+"""Advice: the predicted speed of every mode here, and what to change about a run that has ended.
 
-Predictions come from throughput.py. Advice is only given where at least GAIN is to be had.
+Predictions come from throughput.py. Another mode is only advised if it is faster by at least GAIN.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from freewheel.run.plan import Plan, arrange, survey_env
 
 Measure: TypeAlias = Callable[[Plan], PolicyTimes | None]
 
-GAIN = 1.3  # times as many env steps/s: less is not worth another command
-AS_GOOD = 0.9  # of the best mode's env steps/s: of those that reach it, the one with the least lag is advised
+GAIN = 1.3  # factor on env steps/s; less is not worth another command
+AS_GOOD = 0.9  # share of the best mode's env steps/s; of the modes above it, the one with the least lag is advised
 BY_LAG = ("sequential", "lockstep", "batch", "continuous", "episodes", "ray")  # from no lag to the most
 SIDE_BY_SIDE = 16  # lanes that are measured together
-SHORT_S, FEW_UPDATES = 10.0, 5  # runs with less say too little about themselves
-BUSY, IDLE, LOST, EVALUATING = 0.9, 0.3, 0.1, 0.3  # shares that are worth a word
+SHORT_S, FEW_UPDATES = 10.0, 5  # runs with less show too little
+BUSY, IDLE, LOST, EVALUATING = 0.9, 0.3, 0.1, 0.3  # shares of time or rows that are worth a remark
 WAITS_FOR: Mapping[Limit, str] = {
     "envs": "the envs",
     "barrier": "the slowest env",
     "cores": "the cores",
     "learner": "the learner",
 }
-GIVEN = ("flag", "argument")  # the sources of options that a person has written
-LAYERS = {"preset": "--preset", "file": "--config"}  # sources that are named in turn
-OTHER_RUN = ("run", "preset", "config", "env", "mode")  # not repeated, or written apart
+GIVEN = ("flag", "argument")  # the sources of options that the user has given
+LAYERS = {"preset": "--preset", "file": "--config"}  # sources that are repeated as options
+OTHER_RUN = ("run", "preset", "config", "env", "mode")  # not repeated, or handled separately
 
 
 @dataclass(frozen=True)
 class Prospect:
-    """What one mode would do."""
+    """The prediction for one mode."""
 
     mode: str
     plan: Plan | None = None
-    forecast: Forecast | None = None  # None: it cannot be predicted
-    refused: str = ""  # why this mode does not take the run
+    forecast: Forecast | None = None  # None: not predictable
+    refused: str = ""  # why this mode does not support the run
 
     @property
     def rate(self) -> float:
-        """Env steps/s; 0 where they are not known."""
+        """Return the env steps/s; 0: not known."""
         return self.forecast.rate if self.forecast is not None else 0.0
 
     @property
     def memory(self) -> int:
-        """Bytes of all environments and workers."""
+        """Return the bytes of all environments and workers."""
         if self.plan is None or self.plan.cost is None:
             return 0
         workers = self.plan.workers if self.plan.worker_config is not None else 0
@@ -67,20 +67,19 @@ class Prospect:
 
 
 def step_times(config: Config, cost: EnvCost) -> StepTimes:
-    """The times of an environment that has been measured; where many lanes cost little more than one, several lanes are measured
-    as well."""
+    """Return the times of a measured environment. For a batched environment, several lanes are measured as well."""
     return StepTimes.of(cost, survey_env(config, budget=BUDGET, lanes=SIDE_BY_SIDE) if config.env.batched else None)
 
 
 def prospects(planned: Plan, env: StepTimes, policy: PolicyTimes | None = None) -> list[Prospect]:
-    """What every mode would do with this run by default, that with the least lag first; the policy is measured unless given."""
+    """Predict every mode with its default options, from the least lag to the most. Measures the policy unless given."""
     measure: Measure = PolicyClock() if policy is None else lambda _: policy
     modes = [mode for mode in sorted(MODES, key=by_lag) if not MODES[mode].on_request or mode == planned.config.mode]
     return [_prospect(planned, mode, env, measure) for mode in modes]
 
 
 def by_lag(mode: str) -> int:
-    """The place of a mode, from no lag to the most."""
+    """Return the place of a mode in the order from no lag to the most."""
     return BY_LAG.index(mode) if mode in BY_LAG else len(BY_LAG)
 
 
@@ -95,9 +94,9 @@ def _prospect(planned: Plan, mode: str, env: StepTimes, measure: Measure) -> Pro
 
 
 def predicted(planned: Plan, env: StepTimes, measure: Measure = measure_policy, wire: WireTimes = NO_WIRE) -> Prospect:
-    """What this plan would do."""
+    """Predict the speed of this plan."""
     way = way_of(planned)
-    known = bool(env.together) or not planned.config.env.batched  # what lanes side by side cost
+    known = bool(env.together) or not planned.config.env.batched  # cost of several lanes in one process
     policy = measure(planned) if known and way is not None else None
     if way is None or policy is None:
         return Prospect(planned.config.mode, planned)
@@ -105,24 +104,24 @@ def predicted(planned: Plan, env: StepTimes, measure: Measure = measure_policy, 
 
 
 def best_of(found: Sequence[Prospect], own: str = "") -> Prospect | None:
-    """Of the modes that are about as fast as the fastest, one's own, or the one with the least lag."""
+    """Return, of the modes about as fast as the fastest, the mode `own` or else the first, which has the least lag."""
     fastest = max((one.rate for one in found), default=0.0)
     good = [one for one in found if one.rate > 0 and one.rate >= AS_GOOD * fastest]
     return next((one for one in good if one.mode == own), good[0] if good else None)
 
 
 def times(gain: float) -> str:
-    """1.4x, 12x."""
+    """Write a factor, such as 1.4x or 12x."""
     return f"{gain:.0f}x" if gain >= 9.5 else f"{gain:.1f}x"
 
 
 def in_mode(config: Config, mode: str) -> Config:
-    """The same run in another mode, or in its own, with the default options of that mode."""
+    """Return the run in this mode, which may be its present one, with the default options of the mode."""
     return replace(resolve.from_argv(words(config, mode)), env=config.env)
 
 
 def words(config: Config, mode: str = "") -> list[str]:
-    """What follows `freewheel train` for this run; with a mode: for the same run in that mode, with its default options."""
+    """Return the arguments of `freewheel train` for this run; with a mode: in that mode, with its default options."""
     layers = (source.partition(" ") for source in dict.fromkeys(config.sources.values()))
     files = [(LAYERS[kind], name) for kind, _, name in layers if kind in LAYERS]
     line = [config.env.name, *(word for pair in files for word in pair)]
@@ -134,8 +133,8 @@ def words(config: Config, mode: str = "") -> list[str]:
 
 
 def typed(config: Config, mode: str = "") -> str:
-    """What to type for this run, or for the same run in that mode: a command line, or a call of `freewheel.train` for a run
-    that was started so."""
+    """Return the command line for this run, or for the run in that mode; a call of `freewheel.train` if the run was
+    started by one."""
     if config.sources.get("env") != "argument":
         return shlex.join(["freewheel", "train", *words(config, mode)])
     made = getattr(config.env, "factory", None) is not None
@@ -149,7 +148,7 @@ def typed(config: Config, mode: str = "") -> str:
 
 
 def _given(config: Config, mode: str) -> dict[str, Any]:
-    """The options that a person has written, by their dotted names; with a mode: without those of the mode of this run."""
+    """Return the options that the user has given, by dotted names; with a mode: without the present mode's options."""
     own = flags.option_types(MODES[config.mode].config) if mode else {}
     data = {name: value for name, value in config.to_json().items() if name not in ("sources", "env_args")}
     values = flags.flatten(data) | {f"{vocabulary.FREE}{key}": value for key, value in config.env.args.items()}
@@ -158,7 +157,7 @@ def _given(config: Config, mode: str) -> dict[str, Any]:
 
 
 def _tokens(name: str, value: Any) -> flags.Tokens:
-    """A value as it would be typed."""
+    """Return a value as command line arguments."""
     rows = isinstance(value, (list, tuple)) and any(isinstance(part, (list, tuple)) for part in value)
     if rows or (name.startswith(vocabulary.FREE) and not isinstance(value, str)):
         return (json.dumps(value),)
@@ -166,7 +165,7 @@ def _tokens(name: str, value: Any) -> flags.Tokens:
 
 
 def closing(planned: Plan, summary: Mapping[str, Any]) -> str | None:
-    """One line about what would make this run faster, from its own measured shares; None: nothing worth a word."""
+    """Return one line of advice that would make this run faster, from its measured shares; None: no advice."""
     if summary["exit_code"] == 0 and not summary["updates"] and planned.config.learner.on_policy:
         return _never_learned(planned, summary)
     ended_well = summary["exit_code"] == 0 and summary["wall_s"] >= SHORT_S and summary["updates"] >= FEW_UPDATES
@@ -176,17 +175,17 @@ def closing(planned: Plan, summary: Mapping[str, Any]) -> str | None:
 
 
 def _never_learned(planned: Plan, summary: Mapping[str, Any]) -> str:
-    """For a run that ended before its first update."""
+    """Return the advice for a run that ended before its first update."""
     if planned.batch.episodes is not None:
         return f"nothing was learned: an update takes {planned.batch.episodes:,} episodes; --episodes-per-update makes it smaller"
     fewer = max(1, min(planned.batch.steps // 4, summary["produced"] // (8 * planned.batch.lanes)))
     came = f"an update takes {planned.batch.rows:,} rows, and {summary['produced']:,} came"
     smaller = f"--num-steps-per-env {fewer} makes it smaller"
-    return f"nothing was learned: {came}; {smaller}, and freewheel check tells the mode with the most rows"
+    return f"nothing was learned: {came}; {smaller}, and freewheel check shows the mode with the most rows"
 
 
 def _remarks(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
-    """What there is to say, the most helpful first."""
+    """Yield all advice, the most helpful first."""
     yield from _another_mode(planned, summary)
     yield from _lost_rows(summary)
     yield from _too_many_workers(planned, summary)
@@ -201,7 +200,7 @@ def _remarks(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
-    """Another mode that would make clearly more of what this run has measured."""
+    """Advise another mode if it would be clearly faster with the times that this run has measured."""
     learner, rows = summary["shares"]["learner"], summary["env_steps"]
     training = summary.get("training_s") or summary["wall_s"] * (1.0 - learner["eval"] - learner["save"])
     learning = sum(learner[kind] for kind in (*WORKING, "wait-model")) * summary["wall_s"]  # no mode fits models faster
@@ -219,7 +218,7 @@ def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
         env = env.scaled((acting["step"] + acting["reset"]) / rows / env.row)
     own = forecast(way, env, policy, usable_cores()).rate
     if not rate / GAIN <= own <= GAIN * rate:
-        return  # the model does not explain this run: what it says of others is worth nothing
+        return  # the model does not explain this run: its predictions are not reliable
     best = best_of(prospects(planned, env, policy), config.mode)
     if best is None or best.rate < GAIN * own or typed(config, best.mode) == typed(config):
         return
@@ -229,8 +228,8 @@ def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _calibrated(way: Way, env: StepTimes, policy: PolicyTimes, rate: float) -> StepTimes:
-    """The environment's times, stretched until the model explains the rate that was measured: behind a barrier only the slowest
-    of the lanes is seen."""
+    """Scale the environment's times until the model predicts the measured rate. Behind a barrier the run only measures
+    the slowest lane."""
     least, most, factor = 0.1, 10.0, 1.0
     for _ in range(20):
         if forecast(way, env.scaled(factor), policy, usable_cores()).rate > rate:
@@ -242,14 +241,14 @@ def _calibrated(way: Way, env: StepTimes, policy: PolicyTimes, rate: float) -> S
 
 
 def _why(planned: Plan, summary: Mapping[str, Any]) -> str:
-    """What the run spent its time on."""
+    """Describe what the run spent its time on."""
     learner, worker = summary["shares"]["learner"], summary["shares"]["worker"]
     envs, learning = worker["step"] + worker["reset"], sum(learner[kind] for kind in WORKING)
     waiting = sum(share for kind, share in worker.items() if kind.startswith("wait"))
     if planned.worker_config is not None and waiting >= IDLE:
         return f"workers waited {waiting:.0%} of the time"
     if planned.worker_config is None and learning > envs:
-        return f"learning was {learning:.0%} of the time, while no env stepped"
+        return f"learning took {learning:.0%} of the time, while no env stepped"
     return f"envs were {envs:.0%} of the time"
 
 
@@ -262,7 +261,7 @@ def _lost_rows(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _too_many_workers(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
-    """Workers that only wait for the learner, or that take the cores from it."""
+    """Advise fewer workers if they only wait for the learner, or take the cores from it."""
     config, cores, workers = planned.worker_config, usable_cores(), planned.workers
     if config is None or planned.cost is None:
         return
@@ -271,8 +270,8 @@ def _too_many_workers(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str
     waiting = sum(share for kind, share in worker.items() if kind.startswith("wait"))
     enough = max(1, ceil(workers * (1 - waiting)))
     if planned.cost.computes and workers > cores:
-        yield f"{workers} workers that compute share {cores} cores with the learner: --workers {cores} would do as much"
+        yield f"{workers} workers that compute share {cores} cores with the learner: --workers {cores} would be as fast"
     elif busy >= BUSY and waiting >= IDLE and enough < workers:
-        yield f"the learner was busy {busy:.0%} of the time: more workers bring nothing, --workers {enough} would do"
+        yield f"the learner was busy {busy:.0%} of the time: more workers would not help, --workers {enough} is enough"
     elif busy >= BUSY:
-        yield f"the learner was busy {busy:.0%} of the time and sets the speed: more workers bring nothing"
+        yield f"the learner was busy {busy:.0%} of the time and sets the speed: more workers would not help"

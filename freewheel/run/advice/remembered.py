@@ -1,5 +1,5 @@
-"""What an environment was measured to cost, kept in the user's cache for as long as its source, the packages and the machine are
-the same. Only numbers are read back, never what an environment is like."""
+"""Keeps the measured cost of an environment in the user's cache. An entry is valid while the environment's source, the
+installed packages and the machine are the same. Only numbers are read back, never the spec of an environment."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from freewheel.errors import FileError
 from freewheel.files import read
 from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, processor, usable_cores
 
-FOLDER = "FREEWHEEL_CACHE"  # the variable that names the folder; empty: nothing is remembered
-MOST_FILES, SIZE = 200, 64 << 10  # entries, and bytes of one
-LARGEST, LATEST = 1e15, 4e9  # of a number, and of the time at which it was measured
-MOST_STOLEN = 0.5  # of the time of a row; what was measured beside more than that is not kept
+FOLDER = "FREEWHEEL_CACHE"  # the variable with the cache folder; empty: nothing is kept
+MOST_FILES, SIZE = 200, 64 << 10  # most entries, and most bytes of one entry
+LARGEST, LATEST = 1e15, 4e9  # bounds of a valid number and of a valid measuring time
+MOST_STOLEN = 0.5  # share of the time of a row; a measurement that lost more to other processes is not kept
 NUMBERS = [one.name for one in fields(EnvCost) if one.name not in ("spec", "failure", "closed", "portable", "batched")]
 
 
@@ -38,13 +38,13 @@ class Known:
 
 
 def seconds(config: Config, budget: float | None = None) -> float:
-    """How long an environment is measured; by default it is only tried out where every number is given."""
+    """Return the seconds of a measurement. By default it is brief if no option depends on the time of a step."""
     usual = BUDGET if config.collector.needs_step_time else BRIEF
     return usual if budget is None else budget
 
 
 def recall(config: Config, budget: float | None = None) -> Known | None:
-    """What is known of the environment from a measurement of this many seconds, or of more."""
+    """Return the kept measurement of an environment that took this many seconds or more, if there is one."""
     for path in (_path(config, one) for one in sorted({seconds(config, budget), BUDGET}, reverse=True)):
         if path is not None:
             with suppress(FileError, KeyError):
@@ -57,12 +57,12 @@ def recall(config: Config, budget: float | None = None) -> Known | None:
 
 
 def remember(config: Config, budget: float, cost: EnvCost) -> None:
-    """Keep a measurement, unless something failed in it, it was broken off, or others had the processor."""
+    """Keep a measurement, unless a call failed, it was incomplete, or other processes used the processor too much."""
     whole = cost.fast > 0 and not cost.failures and cost.closed and cost.portable
     if not whole or cost.stolen > MOST_STOLEN * cost.row or (path := _path(config, budget)) is None:
         return
     data = json.dumps({**{name: getattr(cost, name) for name in NUMBERS}, "when": time.time()})
-    with suppress(OSError):  # a full or read-only disk: it is measured again
+    with suppress(OSError):  # a full or read-only disk: the next run measures again
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with NamedTemporaryFile("w", dir=path.parent, delete=False) as file:  # only its owner can read it
             file.write(data)
@@ -76,22 +76,22 @@ def _bounded(values: Any) -> bool:
 
 
 def _path(config: Config, budget: float) -> Path | None:
-    """Where it is kept: the name is a hash of all that the cost depends on, as far as that can be known; None: it cannot."""
+    """Return the file of an entry, named by a hash of everything the cost depends on; None: that is not known."""
     env, place = config.env, os.environ.get(FOLDER)
     sources = [_source(module) for module in env.modules]
-    if place == "" or not sources or None in sources or " at 0x" in repr(env):  # what has only an address
+    if place == "" or not sources or None in sources or " at 0x" in repr(env):  # addresses differ in every run
         return None
     packages = sorted(one.name for folder in sys.path for one in Path(folder).glob("*.dist-info"))
     machine = platform.machine(), platform.python_version(), processor(), usable_cores()
     name = hashlib.sha256(repr((repr(env), sources, packages, machine, __version__)).encode()).hexdigest()[:32]
-    with suppress(RuntimeError):  # nobody's home
+    with suppress(RuntimeError):  # this user has no home directory
         folder = place or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "freewheel")
         return Path(folder, "measured", f"{name}-{'whole' if budget >= BUDGET else 'brief'}.json")
     return None
 
 
 def _source(module: str) -> str | None:
-    """A hash of the file of a module and of the Python files beside it; nothing is imported to find it."""
+    """Return a hash of a module's file and the Python files in its folder, without importing anything."""
     top, *rest = module.split(".")
     if (spec := PathFinder.find_spec(top)) is None:
         return None

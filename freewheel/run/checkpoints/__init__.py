@@ -1,1 +1,1 @@
-"""The checkpoints of a run: their files, the rows of replay buffers in segments, and when they are written."""
+"""The checkpoints of a run: their files, replay-buffer rows in segments, and the schedule of saves."""

@@ -1,11 +1,11 @@
-"""One checkpoint: a folder that is whole or absent. Written aside, hashed, renamed; read only if every byte verifies.
+"""A checkpoint is a folder that is complete or absent: written aside, renamed, and read only if every byte verifies.
 
-weights.safetensors      what acts: the policy's weights               policy.json    its network, its spaces, its version
-learner.safetensors      a full one has also the learner's state,      progress.json  counters, schedules, position in logs
-collector.safetensors    how far lanes and workers have come, the
-best.safetensors         weights that evaluations have chosen so far
-<buffer>-<n>.safetensors and the rows of its buffers, in segments
-manifest.json            the size and SHA-256 of every file; written last
+weights.safetensors        the policy's weights            policy.json      its network, its spaces, its version
+learner.safetensors *      the learner's state             progress.json *  counters, schedules, position in logs
+collector.safetensors *    the progress of lanes and workers
+best.safetensors *         the weights that evaluations have chosen so far
+<buffer>-<n>.safetensors * the rows of the learner's buffers, in segments
+manifest.json              the size and SHA-256 of every file; written last          (* only in full checkpoints)
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ from freewheel.run.checkpoints.order import SaveOrder
 WEIGHTS, POLICY, MANIFEST = "weights.safetensors", "policy.json", "manifest.json"
 LEARNER, COLLECTOR, PROGRESS = "learner.safetensors", "collector.safetensors", "progress.json"
 BEST = "best.safetensors"
-STATE = frozenset((LEARNER, COLLECTOR, PROGRESS))  # of every full one
+STATE = frozenset((LEARNER, COLLECTOR, PROGRESS))  # in every full checkpoint
 SEGMENT = re.compile(r"([a-z][a-z0-9_]{0,30})-(0|[1-9][0-9]{0,17})\.safetensors")
 NO_BEST = "no evaluation has chosen the best weights yet"
-FORMAT = 2  # 1 had weights only
-UNKNOWN = 1 << 20  # bytes of weights that are read whatever the network is
-WRITERS, MANY = 8, 16  # threads that write a checkpoint that is waited for, if it has so many files
-LOOK = 0.1  # seconds between two looks at them
-PART = ".part-"  # begins the name of what is being written or removed; readers look only at names made of digits
+FORMAT = 2  # format 1 had weights only
+UNKNOWN = 1 << 20  # bytes of weights that are accepted whatever the network needs
+WRITERS, MANY = 8, 16  # threads that write a checkpoint while the caller waits, if it has at least MANY files
+LOOK = 0.1  # seconds between two polls of these threads
+PART = ".part-"  # prefix of folders and links that are being written or removed; readers ignore them
 
 
 @dataclass(frozen=True)
 class ManifestEntry:
-    """What the manifest says about a file."""
+    """The manifest's entry for a file."""
 
     size: int
     sha256: str
@@ -76,12 +76,12 @@ class Linked:
     entry: ManifestEntry
 
 
-Content: TypeAlias = bytes | Linked | Callable[[], bytes]  # the last one: made when it is written
+Content: TypeAlias = bytes | Linked | Callable[[], bytes]  # a function is called when the file is written
 
 
 @dataclass(frozen=True, order=True)
 class Name:
-    """A checkpoint by its environment steps; where a step had one before, also by how many saves there were: STEP-7."""
+    """A checkpoint by its environment steps, and by the number of its save if the step was saved before: STEP-7."""
 
     step: int
     number: int = 1
@@ -97,7 +97,7 @@ class Name:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The weights of a checkpoint, verified. `warnings` name newer ones that were skipped because they are damaged."""
+    """The verified weights of a checkpoint. `warnings` name newer checkpoints that were skipped because of damage."""
 
     step: int
     params: dict[str, NDArray]
@@ -108,7 +108,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a run goes on from: the rest of a full checkpoint, every byte verified."""
+    """The state from which a run is resumed: the rest of a full checkpoint, every byte verified."""
 
     learner: dict[str, NDArray]
     collector: dict[str, NDArray]
@@ -118,7 +118,7 @@ class SavedState:
 
 
 def fingerprint(params: Mapping[str, NDArray]) -> str:
-    """SHA-256 over names, types, shapes and bytes: equal if and only if the weights are."""
+    """Return the SHA-256 of names, types, shapes and bytes: equal if and only if the weights are."""
     digest = hashlib.sha256()
     for name, array in sorted(params.items()):
         digest.update(repr((name, array.dtype.str, array.shape)).encode())
@@ -127,12 +127,12 @@ def fingerprint(params: Mapping[str, NDArray]) -> str:
 
 
 def fingerprint_of(learner: Learner) -> str:
-    """Of the weights that it would publish now."""
+    """Return the fingerprint of the weights that the learner would publish now."""
     return fingerprint({name: to_numpy(value) for name, value in learner.snapshot().params.items()})
 
 
 def require_finite(step: int, params: Mapping[str, NDArray]) -> None:
-    """DivergedError if these are weights that nobody could act with."""
+    """Raise DivergedError if a weight is not finite."""
     if broken := next((name for name, value in params.items() if not np.isfinite(value).all()), ""):
         raise DivergedError(f"the weights '{broken}' of step {step} are not finite and are not saved")
 
@@ -156,7 +156,7 @@ def encode_arrays(arrays: Mapping[str, NDArray]) -> bytes:
 
 
 def encode_json(value: Mapping[str, Any]) -> bytes:
-    """ValueError if JSON cannot say it."""
+    """ValueError if JSON cannot express the value."""
     return json.dumps(value, indent=1, allow_nan=False).encode()
 
 
@@ -173,10 +173,10 @@ def write(
     mode: int = 0o700,
     waiting: Callable[[], None] | None = None,
 ) -> Mapping[str, ManifestEntry]:
-    """Write or replace one checkpoint, perhaps with files that are not its own; returns what its manifest lists.
+    """Write or replace one checkpoint; return the files in its manifest. others: files that the manifest does not list.
 
-    If the process is killed at any moment, there is the old folder or the new one, or (only where it is replaced) none.
-    waiting: called now and then; the caller has nothing else to do, so that files may be written at the same time.
+    If the process is killed at any time, the old folder or the new one exists, or (only during a replacement) neither.
+    waiting: called repeatedly; the caller has nothing else to do, so several threads may write files.
     """
     part, old = (folder.with_name(f"{PART}{folder.name}{suffix}") for suffix in ("", "-old"))
     disk.remove(part)
@@ -193,7 +193,7 @@ def write(
             disk.rename(folder, old)
         disk.rename(part, folder)
     finally:
-        with suppress(OSError):  # what went wrong before is what has to be known
+        with suppress(OSError):  # the first error is the one to report
             if old.exists() and not folder.exists():
                 disk.rename(old, folder)
             disk.remove(part)
@@ -233,8 +233,8 @@ def _put(path: Path, given: Content) -> ManifestEntry:
 
 
 def load(root: Path, which: str = "latest") -> Checkpoint:
-    """The weights of `which` ("latest", "best" or a step), else of the newest that verifies, with warnings to show. The latest
-    are those that a run would go on from."""
+    """Load the weights of `which` ("latest", "best" or a step), else of the newest that verifies, with warnings to
+    show. A run would be resumed from "latest"."""
     known = names(root)
     newest = next((name for name in known if which == "latest" and is_full(root / str(name))), None)
     for found, problems in _candidates(root, which, known, newest):
@@ -244,12 +244,12 @@ def load(root: Path, which: str = "latest") -> Checkpoint:
             problems.append(str(error))
         else:
             return replace(saved, warnings=_warnings(problems, found, which))
-    raise AssertionError("the last candidate raises")
+    raise AssertionError("_candidates raises at its end")
 
 
 def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, SavedState]:
-    """The full checkpoint of a step, or of the newest that verifies: one that was saved when the run was killed may be whole
-    before `latest` points to it."""
+    """Load the full checkpoint `which`, else the newest that verifies. That may be newer than the target of `latest`,
+    if the run was killed between a save and its link."""
     known, latest = names(root), target(root, "latest")
     full = [name for name in known if is_full(root / str(name))]
     gone = [] if latest is None or latest in known else [f"{root / str(latest)} is missing"]
@@ -264,21 +264,21 @@ def load_state(root: Path, which: str = "latest") -> tuple[Checkpoint, SavedStat
         else:
             noticed = [*gone, *problems] if which == "latest" else problems
             return replace(saved, warnings=_warnings(noticed, found, which)), state
-    raise AssertionError("the last candidate raises")
+    raise AssertionError("_candidates raises at its end")
 
 
 def _candidates(
     root: Path, which: str, known: list[Name], newest: Name | None = None
 ) -> Iterator[tuple[Name, list[str]]]:
-    """What to try, one after the other, and a list of what was wrong with those before; at its end a CheckpointError with it.
+    """Yield the checkpoints to try, with a list to which the caller adds problems; finally raise CheckpointError.
 
-    newest: what is meant, whatever the links say."""
+    newest: the first to try if `which` is not a step, whatever the links say."""
     asked = None
     if which not in ("latest", "best") and (asked := named(which, known)) is None:
         if Name.parse(which) is None:
             raise UsageError(f"there is no checkpoint '{which}': ask for latest, best or the number of a step")
         there = ", ".join(map(str, known)) or "none"
-        raise UsageError(f"there is no checkpoint of step {which} in {root}; there is {there}")
+        raise UsageError(f"there is no checkpoint of step {which} in {root}; available: {there}")
     wanted = asked or newest or target(root, which)
     problems = [] if wanted is not None else [_no_link(root, which)]
     if wanted is not None and wanted not in known:
@@ -302,18 +302,18 @@ def _warnings(problems: list[str], found: Name, which: str) -> tuple[str, ...]:
 
 
 def read(folder: Path) -> Checkpoint:
-    """The weights of one checkpoint, or a FileError that names the file that is damaged or does not match the manifest."""
+    """Read the weights of one checkpoint. FileError: names a file that is damaged or does not match the manifest."""
     listed = _listed(folder / MANIFEST)
     about = _object(folder / POLICY, listed)
     _check_size(folder / WEIGHTS, listed[WEIGHTS].size, about)
     params = _arrays(folder / WEIGHTS, listed)
-    name = Name.parse(folder.name)  # an export has a name of its own
+    name = Name.parse(folder.name)  # an export may have any name
     step = value_of(int, about.get("step", 0), f"step of {folder / POLICY}") if name is None else name.step
     return Checkpoint(step, params, about, folder)
 
 
 def read_state(folder: Path) -> SavedState:
-    """The state of one full checkpoint, or a FileError that names the file that is damaged or does not match the manifest."""
+    """Read the state of one full checkpoint. FileError: names a file that is damaged or does not match the manifest."""
     listed = _listed(folder / MANIFEST)
     if not listed.keys() >= STATE:
         raise CheckpointError(f"{folder} has weights only: a run cannot be resumed from it")
@@ -332,18 +332,18 @@ def read_state(folder: Path) -> SavedState:
 
 
 def holds(folder: Path, files: Mapping[str, Content]) -> bool:
-    """Whether these files, given as bytes, are in the checkpoint; FileError if one of them is damaged."""
+    """Return whether the checkpoint has these files, given as bytes. FileError: one of them is damaged."""
     listed = _listed(folder / MANIFEST)
     return all(data == bytes(_verified(folder / name, listed[name])) for name, data in files.items())
 
 
 def read_arrays(file: Linked) -> dict[str, NDArray]:
-    """The arrays of a file that the manifest lists."""
+    """Return the arrays of a file that the manifest lists."""
     return _arrays(file.path, {file.path.name: file.entry})
 
 
 def _listed(path: Path) -> Mapping[str, ManifestEntry]:
-    """The entries of the manifest: the files of a checkpoint, and no other name or path."""
+    """Return the entries of the manifest. CheckpointError: it lists a name that no checkpoint file has."""
     manifest = json_object(path)
     number, files = manifest.get("format"), manifest.get("files")
     if type(number) is int and number > FORMAT:
@@ -359,8 +359,8 @@ def _listed(path: Path) -> Mapping[str, ManifestEntry]:
 
 
 def _check_size(path: Path, size: int, about: Mapping[str, Any]) -> None:
-    """CheckpointError about more weights than the network has; nothing of them is read. What a module of the user's has is not
-    known, and whoever needs a network that is none will say so."""
+    """Raise CheckpointError if there are more weights than the network needs, before any is read. The size of a user's
+    module is not known. Without a valid network the limit is UNKNOWN; code that needs the network reports the error."""
     try:
         spec = PolicySpec.from_json(about.get("policy"))
         needed = sum(4 * math.prod(shape) for shape in full_layout(spec).values())
@@ -385,12 +385,12 @@ def _object(path: Path, listed: Mapping[str, ManifestEntry]) -> dict[str, Any]:
 
 
 def _verified(path: Path, entry: ManifestEntry) -> bytearray:
-    """The content of a file of this size and hash. Nothing is read of one with another size."""
+    """Return the content of a file of this size and hash. A file of another size is not read."""
     damaged = f"{path} is damaged: its size or hash is not the manifest's"
     if not path.is_symlink() and path.is_file() and path.stat().st_size != entry.size:
         raise CheckpointError(damaged)
     if path.name.endswith(".safetensors"):
-        header(path)  # before all of it is read: its arrays are as large as it is
+        header(path)  # first check that the arrays fill the file, before all of it is read
     data = content(path)
     if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise CheckpointError(damaged)
@@ -398,19 +398,19 @@ def _verified(path: Path, entry: ManifestEntry) -> bytearray:
 
 
 def names(root: Path) -> list[Name]:
-    """The checkpoints there are directories for, from the one that was saved last down."""
+    """Return the checkpoints that have a folder; the last save comes first."""
     known = orders(root)
     return sorted(known, key=lambda name: (known[name].number, name), reverse=True)
 
 
 def orders(root: Path) -> dict[Name, SaveOrder]:
-    """Which save made each. A manifest that is damaged, or older than this field, does not say it: then the target of `latest`
-    was the last one, unless no manifest says it and there is a later step. The others were before those that say it."""
+    """Return the order of saves. Damaged and older manifests lack it. Then the target of `latest` counts as the last
+    save, unless no manifest has an order and there is a later step. The others come before all that have an order."""
     check_folder(root)
     try:
         folders = list(root.iterdir()) if root.is_dir() else []
     except OSError as error:
-        if error.errno == errno.EMFILE:  # of this process, not of the folder
+        if error.errno == errno.EMFILE:  # this process has too many open files; the folder may be readable
             raise
         raise CheckpointError(f"{root} cannot be read: {error.strerror}") from None
     known = [name for folder in folders if (name := Name.parse(folder.name)) and folder.is_dir()]
@@ -422,12 +422,12 @@ def orders(root: Path) -> dict[Name, SaveOrder]:
 
 
 def is_full(folder: Path) -> bool:
-    """Whether it has the learner's state, or what is left of it."""
+    """Return whether the folder has the learner's state, or a part of it."""
     return any((folder / name).is_file() for name in STATE)
 
 
 def target(root: Path, link: str) -> Name | None:
-    """What `latest` or `best` points to."""
+    """Return the checkpoint that `latest` or `best` points to."""
     try:
         return Name.parse(os.readlink(root / link))
     except OSError:
@@ -435,7 +435,7 @@ def target(root: Path, link: str) -> Name | None:
 
 
 def named(which: str, known: list[Name]) -> Name | None:
-    """The checkpoint of this name, else of a step the one that was saved last."""
+    """Return the checkpoint of this name, else the last save of this step."""
     asked = Name.parse(which)
     same = [name for name in known if asked is not None and asked.number == 1 and name.step == asked.step]
     return asked if asked in known else next(iter(same), None)

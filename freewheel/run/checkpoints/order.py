@@ -1,4 +1,4 @@
-"""Which save of a run made a checkpoint: a number in its manifest. No clock is asked, because it may step."""
+"""The order of a run's saves, as a number in each manifest. Clocks are not used, because they may be set back."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import NamedTuple
 from freewheel.errors import FileError
 from freewheel.files.read import json_object
 
-MOST = 10**12  # saves of a run, many a second for years: a manifest that claims more is damaged
+MOST = 10**12  # saves of a run, more than any run can make: a manifest with a larger number is damaged
 
 
 class SaveOrder(NamedTuple):
-    """The place of a checkpoint among all that a run has saved."""
+    """The place of a checkpoint among all saves of a run."""
 
-    number: int = 0  # 1 for the first one; 0: not known
-    furthest: int = -1  # the last step that any save up to this one has had, also those that are gone
+    number: int = 0  # 1 for the first save; 0: not known
+    furthest: int = -1  # the highest step of all saves up to this one, including removed ones
 
     @classmethod
     def read(cls, manifest: Path) -> SaveOrder:
-        """What a manifest says; where it says nothing or is damaged, the place is not known."""
+        """Read the place from a manifest; it is not known if the manifest lacks it or is damaged."""
         try:
             found = json_object(manifest)
         except FileError:

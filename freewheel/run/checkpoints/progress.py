@@ -1,4 +1,4 @@
-"""How far a run has come, beside its learner and its collector: written into progress.json, and read back to go on."""
+"""The progress of a run outside its learner and collector, written to progress.json and read back on resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from freewheel.run.evaluation.schedule import EvaluationSchedule
 
 
 class RunProgress(NamedTuple):
-    """For a checkpoint."""
+    """The progress to store in a checkpoint."""
 
     about: Mapping[str, Any]  # for JSON
     best: Snapshot | None = None  # the weights that evaluations have chosen so far
@@ -33,7 +33,7 @@ class RunProgress(NamedTuple):
 def progress_of(
     meter: Meter, learner: Learner, schedule: EvaluationSchedule | None, contexts: NDArray, **others: Any
 ) -> RunProgress:
-    """Counters, schedules, contexts and versions of a run; `others` are what else JSON should hold."""
+    """Return counters, schedules, contexts and versions of a run; `others` are further JSON entries."""
     candidate = None if schedule is None else schedule.candidate
     about = {
         "env_steps": meter.done["env_steps"],
@@ -50,13 +50,13 @@ def progress_of(
 
 @cache
 def _libraries() -> dict[str, str]:
-    """The versions of those whose arithmetic a run depends on."""
+    """Return the versions of the libraries whose arithmetic affects a run."""
     return {name: metadata.version(name) for name in ("numpy", "torch", "gymnasium")}
 
 
 @dataclass(frozen=True)
 class Earlier:
-    """An earlier session of a run, which another one goes on with; its directory is locked."""
+    """The earlier session that a resumed run continues; the run directory is locked."""
 
     path: Path
     saved: Checkpoint
@@ -68,18 +68,18 @@ class Earlier:
 
     @property
     def contexts(self) -> NDArray | None:
-        """The table that hooks may have changed; None: there was none."""
+        """Return the context table, which hooks may have changed; None: there was none."""
         return np.array(table, np.float32) if (table := self.progress["contexts"]) else None
 
     def restore_schedule(self, schedule: EvaluationSchedule) -> None:
-        """The evaluations that there were, and the weights that they had chosen."""
+        """Restore the state of the evaluations and the weights that they had chosen."""
         if (evaluated := self.progress["evaluation"]) is not None:
             best = Snapshot(self.progress["best_version"], self.state.best) if self.state.best else None
             schedule.restore(evaluated, best)
 
     @staticmethod
     def lost(collector: Collector, learner: Learner) -> RowCounts:
-        """Rows that were under way when it was saved, and that neither of the two has restored."""
+        """Return rows that were in flight at the save and that neither the collector nor the learner has restored."""
         here, there = collector.rows(), learner.rows()
         found = (rows.trained + rows.queued + rows.open + sum(rows.dropped.values()) for rows in (here, there))
         missing = here.produced - sum(found)

@@ -1,4 +1,4 @@
-"""Going on with a run: from its newest checkpoint, in its own directory, with the options it has, perhaps for longer."""
+"""Resumes a run in its directory, from its newest checkpoint, with its options and perhaps with higher limits."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from freewheel.transport.learners.place import RankInfo, of_torchrun
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeSettings:
-    """What may be given to a run that goes on."""
+    """The settings with which a run is resumed."""
 
-    limits: LimitOptions = field(default_factory=LimitOptions)  # of all its sessions together; None: as it was
-    which: str = ""  # of its checkpoints; the newest from which it can go on
+    limits: LimitOptions = field(default_factory=LimitOptions)  # for all sessions together; None: unchanged
+    which: str = ""  # a checkpoint; empty: the newest that can be resumed
     runs_dir: str = "runs"
-    env: str | Callable[..., Any] | None = None  # where it cannot be found by its name
-    trust: bool = False  # code that it names may be imported, whoever has written it
+    env: str | Callable[..., Any] | None = None  # needed if it cannot be found by its name
+    trust: bool = False  # code that the run names may be imported, whoever has written it
 
 
 def resume(
@@ -44,7 +44,7 @@ def resume(
     hooks: Sequence[object] = (),
     sinks: Sequence[Sink] = (),
 ) -> Result:
-    """Go on with a run. If it has nothing left to do, that is said, and its last result is returned."""
+    """Resume a run. If it has nothing left to do, report that and return its last result."""
     place = of_torchrun()
     if place is not None and place.rank:
         return followed(place)
@@ -71,7 +71,7 @@ def resume(
 def read_earlier(
     found: SavedRun, settings: ResumeSettings
 ) -> tuple[Config, Earlier, tuple[str, Mapping[str, Any]] | None]:
-    """What a run goes on with and from, or why it does not go on, and its summary. Nothing is changed on the disk."""
+    """Return the config, the state to resume from, and (reason, summary) if nothing is left to do. Writes nothing."""
     earlier = _earlier(found)
     config = _with_limits(_with_sources(found), settings.limits)
     try:
@@ -90,13 +90,13 @@ def read_earlier(
 
 
 def _never_began(found: SavedRun) -> bool:
-    """Whether a run has nothing to go on from, because it was killed, or had failed, before its first save."""
+    """Return whether a run has no checkpoint because it was killed or failed before its first save."""
     learners = found.config.run.machine.learners
     return never_saved(found.path, learners) and _summary(found.path / SUMMARY).get("exit_code", 1) != 0
 
 
 def _of_all(found: SavedRun, which: str, place: RankInfo | None) -> SavedRun:
-    """The same; the checkpoint is one that all learners of the run have, as many as are here."""
+    """Return the run with a checkpoint that all its learners have. SetupError: wrong number of learners."""
     learners = found.config.run.machine.learners
     check_number(found.path, learners, place)
     if learners == 1:
@@ -113,14 +113,14 @@ def _earlier(found: SavedRun) -> Earlier:
 
 
 def _with_sources(found: SavedRun) -> Config:
-    """Values keep the sources they had when the run began; only where the run is may have changed."""
+    """Return the config with the sources of its values when the run began; only the run's location may have changed."""
     sources = json_object(found.path / CONFIG).get("sources")
     kept = {str(name): str(source) for name, source in sources.items()} if isinstance(sources, dict) else {}
     return replace(found.config, sources=kept)
 
 
 def _with_limits(config: Config, limits: LimitOptions) -> Config:
-    """The limits that are given replace those of the same name."""
+    """Return the config with the given limits in place of the previous ones."""
     given = {name: value for name, value in vars(limits).items() if value is not None}
     if not given:
         return config
@@ -130,7 +130,7 @@ def _with_limits(config: Config, limits: LimitOptions) -> Config:
 
 
 def _nothing_left(budget: Budget, before: Budget, earlier: Earlier) -> tuple[str, Mapping[str, Any]] | None:
-    """Why a run that has come to its end does not go on, and its summary; None: it does."""
+    """Return why a run that has ended has nothing left to do, and its summary; None: it can continue."""
     progress = earlier.progress
     spent = {
         "steps": progress["done"],
@@ -139,22 +139,22 @@ def _nothing_left(budget: Budget, before: Budget, earlier: Earlier) -> tuple[str
     }
     limits = {name: value for name, value in vars(budget).items() if value is not None}
     over = [name for name, limit in limits.items() if spent[name] >= limit]
-    if progress["ended"] == "minutes" and budget.minutes == before.minutes:  # its last minutes were for the evaluation
+    if progress["ended"] == "minutes" and budget.minutes == before.minutes:  # the rest was for the evaluation
         over.append("minutes")
     summary = _summary(earlier.path / SUMMARY)
     unscored = str(summary.get("ended")).startswith("interrupted") and summary.get("final_eval") is None
     if not over or unscored or "exit_code" not in summary or summary.get("env_steps") != progress["env_steps"]:
-        return None  # it did not come to the end of its closing evaluation
+        return None  # its closing evaluation is not complete
     name = over[0]
     done = f"{spent[name]:,.1f}" if name == "minutes" else f"{spent[name]:,}"
     return f"{done} of {limits[name]:,} {name} are done; give more with --{name}", summary
 
 
 def _summary(path: Path) -> Mapping[str, Any]:
-    """The summary of the run; empty if there is none."""
+    """Return the summary of the run; empty if there is none."""
     if not os.path.lexists(path):
         return {}
     try:
         return origin.unsealed(json_object(path), str(path))
     except FileError as error:
-        raise FileError(f"{error}; or remove it, and the run is closed again") from None
+        raise FileError(f"{error}; or remove it, and resume will write it again") from None

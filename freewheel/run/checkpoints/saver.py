@@ -1,4 +1,4 @@
-"""When a run is saved: now and then in the background, its best weights at once, all at its end. No failing disk ends it."""
+"""Saves a run: regularly in the background, and at its end. A disk that fails does not end the run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from freewheel.run.naming import CHECKPOINTS
 from freewheel.timeline.track import Track
 from freewheel.transport.executors import ThreadExecutor
 
-FIRST = 30.0  # seconds until the first one, where they are not more frequent than that
-LOOK = 0.1  # seconds between two looks at a save that is waited for
+FIRST = 30.0  # seconds until the first save, and from a failed save to the next, at most
+LOOK = 0.1  # seconds between two polls of a save while the caller waits for it
 
 
 class _Cut(NamedTuple):
-    """A run at one moment, between two turns of its loop: values that nothing changes any more."""
+    """The state of a run between two turns of its loop, which later turns do not change."""
 
     step: int
     params: dict[str, NDArray]
@@ -40,12 +40,12 @@ class _Cut(NamedTuple):
 
 @dataclass
 class Counts:
-    """What became of the saves that were due."""
+    """The numbers of saves that were due, by outcome."""
 
     saved: int = 0
-    skipped: int = 0  # because the one before was still being written
+    skipped: int = 0  # because the previous save was still being written
     failed: int = 0
-    longest_stall_s: float = 0.0  # that the learner waited for one
+    longest_stall_s: float = 0.0  # the longest time that the learner waited for a save
 
 
 class Directory(Protocol):
@@ -62,19 +62,19 @@ class Directory(Protocol):
 
 
 class Saver:
-    """Writes the full checkpoints of a run, one at a time, in a thread. If the disk fails the old ones stay, the user is told
-    once, and it is tried again."""
+    """Writes the full checkpoints of a run, one at a time, in a thread. If the disk fails, the old ones stay, the user
+    gets one message, and the save is retried."""
 
     def __init__(self, directory: Directory, learner: Learner, *, every_s: float = 0.0) -> None:
-        """every_s: seconds between two saves in the background; 0: none."""
+        """every_s: seconds between two saves in the background; 0: no such saves."""
         self._directory, self.learner, self._every = directory, learner, every_s
-        self.collector: Collector | None = None  # set when it is open
-        self.progress: Callable[[str], RunProgress] = _unknown  # of the run, and why it has ended
-        self.earlier: Earlier | None = None  # the session that this one goes on with
+        self.collector: Collector | None = None  # set when the collector is open
+        self.progress: Callable[[str], RunProgress] = _unknown  # the argument: why the run has ended
+        self.earlier: Earlier | None = None  # the session that this one continues
         self.counts = Counts()
         self.track: Track | None = None  # of the timeline
         self._due = self._usual = perf_counter() + min(FIRST, every_s) if every_s else math.inf
-        self.early = bool(every_s)  # the run has nothing to go on from, and has not learned anything yet
+        self.early = bool(every_s)  # no checkpoint to resume from exists, and nothing was learned yet
         self._segments = {name: Segments(name, buffer) for name, buffer in learner.buffers().items()}
         self._thread: ThreadExecutor | None = None
         self._writing: _Cut | None = None
@@ -82,7 +82,7 @@ class Saver:
         self._last: Path | None = None
 
     def go_on_from(self, earlier: Earlier) -> None:
-        """Restore the learner from a checkpoint; later ones link its segments."""
+        """Restore the learner from a checkpoint; later checkpoints link its segments."""
         self.earlier = earlier
         self.learner.load_state_dict(earlier.state.learner)
         for name, buffer in self.learner.buffers().items():
@@ -93,12 +93,12 @@ class Saver:
         self.early = False
 
     def learned(self) -> None:
-        """The run is worth resuming from now on: its first save is due."""
+        """Make the first save due: from now on the run is worth resuming."""
         self.early, self._due = False, 0.0
 
     def before_weights(self) -> Path | None:
-        """Weights alone are about to be saved: not before there is a checkpoint to go on from, or a killed run would have only
-        them. Returns one that has been written meanwhile."""
+        """Write the first full checkpoint before weights alone are saved: a killed run cannot be resumed from weights.
+        Return its folder; None: it was not needed, or the save has failed."""
         if not self._every or self.earlier is not None or self.counts.saved or self.counts.failed:
             return None
         if self._writing is None:
@@ -107,13 +107,13 @@ class Saver:
 
     @property
     def due(self) -> bool:
-        """Whether to call `begin`."""
+        """Return whether to call `begin`."""
         return perf_counter() >= self._due
 
     def begin(self) -> None:
-        """Save the run in the background, unless the save before is still being written. Call it between two turns of the loop,
-        when the collector is open."""
-        assert self.collector is not None, "said above"
+        """Save the run in the background, unless the previous save is still being written. Call it between two turns of
+        the loop, when the collector is open."""
+        assert self.collector is not None, "begin() needs an open collector"
         began = perf_counter()
         self._due = self._usual if began < self._usual else began + self._every
         self._began = began if self._writing is None else self._began
@@ -128,43 +128,43 @@ class Saver:
 
     @property
     def under_way(self) -> tuple[int, float] | None:
-        """The step of the checkpoint that is being written in the background, and for how many seconds. For any thread."""
+        """Return (step, seconds since its begin) of the save in the background. Any thread may call this."""
         return None if (cut := self._writing) is None else (cut.step, perf_counter() - self._began)
 
     def look(self, wait: float = 0.0) -> Path | None:
-        """The folder of a save that has ended since the last call."""
+        """Return the folder of a save that has ended since the last call."""
         if self._writing is None or self._thread is None:
             return None
         result = self._thread.result(wait)
         return None if result is None else self._done(self._writing, result)
 
     def now(self, ended: str = "", *, whole: bool = True, waiting: Callable[[], None] = lambda: None) -> Path | None:
-        """Save the run before this returns: all of it, or the weights alone if there is no collector, if the learner is not
-        `whole`, or if there is no room for more. None: the disk has failed again and again. `waiting` is called now and then."""
+        """Save the run before this returns: all of it, or the weights alone if there is no collector, if the learner is
+        not `whole`, or if full saves fail. None: the disk failed each time. `waiting` is called repeatedly."""
         if self._last is not None:
             return self._last
         for _ in range(2 if whole and self.collector is not None else 0):
             self._wait(waiting)
-            assert self.collector is not None, "asked above"
+            assert self.collector is not None, "checked above"
             cut = self._cut(self.collector, ended, still=True)
             if (folder := self._done(cut, self._write(cut, waiting))) is not None:
                 return folder
         return self._directory.save(self.progress(ended).env_steps, self.learner.snapshot())
 
     def last(self, ended: str, *, whole: bool, waiting: Callable[[], None] = lambda: None) -> Path | None:
-        """The same at the end of the run; once it is saved, nothing changes any more."""
+        """Save the run at its end, as `now` does; later calls of both return this save."""
         self._directory.keep()
         self._last = self.now(ended, whole=whole, waiting=waiting)
         return self._last
 
     def close(self) -> None:
-        """Wait for the save that is being written."""
+        """Wait for a running save and end the thread."""
         self._wait()
         if self._thread is not None:
             self._thread.close()
 
     def _wait(self, waiting: Callable[[], None] = lambda: None) -> Path | None:
-        """Until the save under way is written; its folder."""
+        """Wait until the running save has ended; return its folder."""
         folder = None
         while self._writing is not None:
             folder = self.look(LOOK)
@@ -172,8 +172,8 @@ class Saver:
         return folder
 
     def _cut(self, collector: Collector, ended: str = "", *, still: bool = False) -> _Cut:
-        """still: the learner waits until it is written."""
-        learner = _arrays(self.learner.state_dict())  # waits for a GPU: what is read after this is complete
+        """still: the learner waits until the state is written."""
+        learner = _arrays(self.learner.state_dict())  # waits for a GPU, so that the values read after this are complete
         snapshot, progress = self.learner.snapshot(), self.progress(ended)
         checkpoint.require_finite(progress.env_steps, params := _arrays(snapshot.params))
         lanes = _arrays(collector.state_dict())
@@ -198,7 +198,7 @@ class Saver:
         finally:
             for rows in cut.rows.values():
                 rows.close()
-            cut.params.clear()  # the thread holds on to its last argument
+            cut.params.clear()  # the thread keeps a reference to its last argument
             cut.files.clear()
             if self.track is not None:
                 self.track.add("save", began, perf_counter_ns())
@@ -211,7 +211,7 @@ class Saver:
         if isinstance(result, OSError):
             self.counts.failed += 1
             self._due = min(self._due, perf_counter() + FIRST) if self._every else math.inf
-            outage.begins(result, "it is tried again")
+            outage.begins(result, "the save is retried")
             return None
         for name, rows in cut.rows.items():
             self._segments[name].saved(rows.end, result.folder, result.files)
@@ -221,9 +221,9 @@ class Saver:
 
 
 def _arrays(values: Mapping[str, Array]) -> dict[str, NDArray]:
-    """Copies on the CPU: what was given may be memory that is being trained."""
+    """Return copies on the CPU, because training may change the originals."""
     return {name: np.array(to_numpy(value)) for name, value in values.items()}
 
 
 def _unknown(_: str) -> RunProgress:
-    raise AssertionError("who saves has to say how far the run has come")
+    raise AssertionError("set Saver.progress before a save")

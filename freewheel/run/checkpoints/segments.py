@@ -1,9 +1,9 @@
-"""The rows of a buffer on the disk, in segments: one that is closed is written once, later checkpoints only link it.
+"""Stores the rows of a buffer on disk in segments. A closed segment is written once; later checkpoints only link it.
 
-Rows are numbered as they are added. Segment j has the rows from j × n to (j + 1) × n, as far as the buffer still held them when
-it was written. Only the last one, which is open, is copied while the learner waits. Closed ones that are not on the disk yet
-are read from the buffer while it goes on, and copied before their rows are overwritten. Where the learner waits until all is
-written, none is copied before.
+Rows are numbered as they are added. Segment j has the rows from j × n to (j + 1) × n that the buffer still held when it
+was written. The last segment, which is open, is copied while the learner waits. Closed segments that are not on disk
+yet are read from a shared buffer while training continues, and copied before their rows are overwritten; a buffer that
+is not shared is copied at once. If the learner waits until all is written, nothing is copied in advance.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from freewheel.errors import CheckpointError
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import SEGMENT, Content, Linked, ManifestEntry
 
-SEGMENT_BYTES = 8 << 20  # of a closed segment, at most: it is copied in a few milliseconds
+SEGMENT_BYTES = 8 << 20  # of a closed segment, at most, so that a copy takes a few milliseconds
 
 
 def segment_rows(row_bytes: int) -> int:
-    """Rows of a segment: a power of two."""
+    """Return the rows of a segment, a power of two."""
     return 1 << max(0, (SEGMENT_BYTES // max(1, row_bytes)).bit_length() - 1)
 
 
 class Segments:
-    """The segments of one buffer, as far as they are on the disk. One cut at a time is being written."""
+    """The segments of one buffer that are on disk. Only one cut is written at a time."""
 
     def __init__(self, name: str, buffer: RowBuffer) -> None:
         self._name, self._buffer = name, buffer
@@ -38,12 +38,12 @@ class Segments:
         self._closed: dict[str, Linked] = {}  # by file name
 
     def cut(self, *, still: bool = False) -> RowsCut:
-        """The rows there are now, as files; the learner goes on when this returns, or when it is closed if it stands `still`.
-        `close` it in the end."""
+        """Return the present rows as files; `close` them after the save. The learner continues when this returns or, if
+        `still`, only after `close`."""
         buffer, size = self._buffer, self._rows
         first, end = buffer.added - buffer.count, buffer.added
         if any(not linked.path.is_file() for linked in list(self._closed.values())[:1]):
-            self._closed = {}  # somebody has removed them
+            self._closed = {}  # somebody has removed the files
         files: dict[str, Content] = {}
         pending: dict[int, tuple[int, int]] = {}
         cut = RowsCut(buffer, files, pending, still=still)
@@ -61,18 +61,18 @@ class Segments:
         return cut
 
     def saved(self, end: int, folder: Path, listed: Mapping[str, ManifestEntry]) -> None:
-        """All rows up to this one were written into this folder, which has these files."""
+        """Record that all rows below `end` were written into this folder, which has the listed files."""
         own = [name for name in listed if (found := SEGMENT.fullmatch(name)) and found[1] == self._name]
         self.found([Linked(folder / name, listed[name]) for name in own], end)
 
     def found(self, files: Sequence[Linked], end: int) -> None:
-        """These segments are on the disk; closed ones need not be written again."""
+        """Record segments that are on disk; closed ones need not be written again."""
         numbers = ((int(file.path.stem.rpartition("-")[2]), file) for file in files)
         self._closed = {file.path.name: file for j, file in numbers if (j + 1) * self._rows <= end}
 
 
 class RowsCut:
-    """The rows of a buffer at one moment, while other threads write them."""
+    """The rows of a buffer at one moment, which another thread may write to disk."""
 
     def __init__(
         self, buffer: RowBuffer, files: dict[str, Content], pending: dict[int, tuple[int, int]], *, still: bool = False
@@ -83,33 +83,33 @@ class RowsCut:
         self._copies: dict[int, NDArray] = {}
 
     def take(self, j: int) -> bytes:
-        """The file of a segment."""
+        """Return the file of a segment."""
         with nullcontext() if self._still else self._lock:
             first, end = self._pending.pop(j)
             rows = self._copies.pop(j) if j in self._copies else self._buffer.read(first, end)
         return encode(first, rows)
 
     def rescue(self, below: int) -> None:
-        """Rows with smaller numbers are about to be overwritten."""
+        """Copy the pending segments with rows below this number, which are about to be overwritten."""
         with self._lock:
             for j, (first, end) in self._pending.items():
                 if first < below and j not in self._copies:
                     self._copies[j] = self._buffer.read(first, end)
 
     def close(self) -> None:
-        """Nothing is read from the buffer any more, and nothing is kept."""
+        """Stop reading from the buffer and release all copies."""
         self._buffer.before_overwriting = None
         self.files.clear()
         self._copies.clear()
 
 
 def encode(first: int, rows: NDArray) -> bytes:
-    """The file of rows with consecutive numbers."""
+    """Return the file of rows that are numbered from `first` on."""
     return checkpoint.encode_arrays({"first": np.array(first, np.int64), "rows": rows})
 
 
 def restore(name: str, buffer: RowBuffer, files: Sequence[Linked]) -> None:
-    """Put the rows back that a buffer had, whose counts have been restored; CheckpointError if one is missing."""
+    """Write the rows back into a buffer whose counts have been restored. CheckpointError: a row is missing."""
     wanted, end = buffer.added - buffer.count, buffer.added
     for file in files:
         arrays = checkpoint.read_arrays(file)

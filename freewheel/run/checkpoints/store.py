@@ -1,4 +1,4 @@
-"""The checkpoints of a run that is being trained: what each is called, which of them `latest` and `best` are, which may go."""
+"""The checkpoints of a running training: their names, the links `latest` and `best`, and the removal of old ones."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ KEEP = 2  # full checkpoints
 
 
 class WrittenCheckpoint(NamedTuple):
-    """A checkpoint that was written, and what its manifest lists."""
+    """A checkpoint that was written, and the files in its manifest."""
 
     folder: Path
     files: Mapping[str, ManifestEntry]
 
 
 class Store:
-    """The folder of a run's checkpoints. Only one process writes there, with two threads at most: full checkpoints come from one
-    in the background, weights from the learner's.
+    """The folder of a run's checkpoints. Only one process writes there, with at most two threads at a time: one in the
+    background writes full checkpoints, the learner's thread writes weights.
 
-    The newest full ones stay, and those that a link points to; nothing is removed before what replaces it is whole.
+    The newest full checkpoints and the targets of links stay. Nothing is removed before its replacement is complete.
     """
 
     def __init__(self, root: Path, keep: int = KEEP) -> None:
         self.root, self._keep = root, keep
-        self._lock = threading.Lock()  # names, links and removals; files are written without it
+        self._lock = threading.Lock()  # guards names, links and removals; files are written without it
         self._writing: set[Name] = set()
         self._abandoned: set[Name] = set()
-        self._newest: Name | None = None  # of this session
-        self._last = SaveOrder()  # of the saves that this session has begun
-        self._before: int | None = None  # the last step that a session before it may have saved
-        self._steps: set[int] = set()  # that this one has saved
+        self._newest: Name | None = None  # the newest checkpoint of this session
+        self._last = SaveOrder()  # the last save that this session has begun
+        self._before: int | None = None  # the highest step that an earlier session may have saved
+        self._steps: set[int] = set()  # the steps that this session has saved
 
     def go_back_to(self, folder: Path | None) -> None:
-        """The run goes on from this checkpoint, or begins again: full ones that were saved after it belong to another course, and
-        go with the next save."""
+        """Continue from this checkpoint, or begin again (None). Full checkpoints saved after it belong to an abandoned
+        course of the run; the next full save removes them."""
         known, name = checkpoint.names(self.root), None if folder is None else Name.parse(folder.name)
         newer = known[: known.index(name)] if name in known else known
         self._abandoned = {one for one in newer if checkpoint.is_full(self.root / str(one))}
@@ -59,9 +59,9 @@ class Store:
         best: bool = False,
         waiting: Callable[[], None] | None = None,
     ) -> WrittenCheckpoint:
-        """Write a checkpoint and point `latest` (and `best`, if it is) at it. `state`: the other files of a full one. Weights
-        alone become the latest only where there is no full one, and are not written again if this step has them. `waiting`: see
-        checkpoint.write."""
+        """Write a checkpoint and point `latest` (and `best`, if set) at it. `state`: other files of a full checkpoint.
+        Weights alone become the latest only if no full one exists, and are not written again if this step has them.
+        `waiting`: see checkpoint.write."""
         files: dict[str, Content] = {
             WEIGHTS: checkpoint.encode_arrays(params),
             POLICY: checkpoint.encode_json(about),
@@ -81,7 +81,7 @@ class Store:
         return WrittenCheckpoint(folder, listed)
 
     def _claim(self, step: int) -> tuple[Name, SaveOrder]:
-        """A name that no checkpoint of the run has had, and its place in the order of saves."""
+        """Return a name that no checkpoint of the run has had, and its place in the order of saves."""
         with self._lock:
             known = checkpoint.orders(self.root)
             found = [
@@ -98,7 +98,7 @@ class Store:
             return name, self._last
 
     def _same(self, step: int, files: Mapping[str, Content]) -> Name | None:
-        """A checkpoint of this step that has these weights already, undamaged."""
+        """Return an undamaged checkpoint of this step that already has these weights."""
         for name in (one for one in checkpoint.names(self.root) if one.step == step):
             with suppress(FileError):
                 if checkpoint.holds(self.root / str(name), files):
@@ -120,11 +120,11 @@ class Store:
             disk.sync(self.root)
 
     def _prune(self, new: Name) -> None:
-        """Remove old checkpoints: each is renamed before it is emptied, so that no reader finds half of one."""
+        """Remove old checkpoints. Each is renamed before it is emptied, so that no reader finds an incomplete one."""
         links = {checkpoint.target(self.root, link) for link in ("latest", "best")}
         known = checkpoint.names(self.root)
         full = [name for name in known if checkpoint.is_full(self.root / str(name))]
-        if new in full:  # what is newer than that would be taken for this course of the run
+        if new in full:  # otherwise abandoned ones could be taken for newer states of this run
             full, self._abandoned = [name for name in full if name not in self._abandoned], set()
         kept = {new, *links, *self._abandoned, *(full or known)[: self._keep]}
         for name in known:

@@ -1,1 +1,1 @@
-"""Evaluation beside training: who plays the episodes, and when."""
+"""Evaluation during training: what plays the episodes, and when."""

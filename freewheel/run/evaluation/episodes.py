@@ -13,30 +13,30 @@ from freewheel.core import NO_CONTEXT, Actor, Env, EnvSpec, NDArray, Step
 from freewheel.errors import EnvError
 from freewheel.seeding import drawn, evaluation_episodes, generator
 
-if TYPE_CHECKING:  # a process that evaluates does not need it
+if TYPE_CHECKING:  # evaluation processes do not need it
     from freewheel.envs.family import EnvConfig
 
 Out = TypeVar("Out")
 Show = Callable[["NDArray | str | None"], None]
 Call: TypeAlias = tuple[
     Literal["reset", "step"], int, int
-]  # of an environment: number of the (first) episode, and step
+]  # a call of an environment: its phase, the number of the (first) episode, the step
 
-LIMIT = 10_000  # steps: in an environment without a time limit a greedy policy may never reach an end
-LANES = 8  # episodes played side by side where each lane costs as much as the first
+LIMIT = 10_000  # steps of an episode: without a time limit a greedy policy may never reach an end
+LANES = 8  # episodes played side by side if each lane costs as much as the first
 
 
 @dataclass(frozen=True)
 class Score:
-    """Greedy episodes of one policy."""
+    """The results of greedy episodes of one policy."""
 
-    returns: tuple[float, ...]  # by episode number, without those that failed
+    returns: tuple[float, ...]  # by episode number, without failed episodes
     lengths: tuple[int, ...]
-    cut: int = 0  # episodes that had not ended at the limit; they count as far as they went
-    measures: Mapping[str, float] = field(default_factory=dict)  # means over the episodes that ended and have them
-    contexts: tuple[tuple[float, ...], ...] = ()  # like returns, in a run with contexts
+    cut: int = 0  # episodes cut at the step limit; they count with their return so far
+    measures: Mapping[str, float] = field(default_factory=dict)  # means over the ended episodes that have a value
+    contexts: tuple[tuple[float, ...], ...] = ()  # of the same episodes as returns, in a run with contexts
     failed: int = 0  # episodes in which the environment failed
-    failure: str = ""  # the first of them, in a line
+    failure: str = ""  # the first failure, in one line
 
     @property
     def mean(self) -> float:
@@ -47,19 +47,19 @@ class Score:
         return float(np.std(self.returns))
 
     def named(self, step: int) -> dict[str, float]:
-        """What rows of metrics have under eval/: measures, the deviation, and the step of the weights."""
+        """Return the fields of a metrics row under eval/: measures, the deviation, and the step of the weights."""
         about = {"return_std": self.spread, "step": float(step)}
         return {f"measure/{name}" if name in about else name: value for name, value in self.measures.items()} | about
 
     @property
     def warning(self) -> str:
-        """What has to be said of it."""
+        """Return a message about failed episodes; empty: none failed."""
         which = "evaluation episode failed and is" if self.failed == 1 else "evaluation episodes failed and are"
         return f"{self.failed} {which} left out: {self.failure}" if self.failed else ""
 
 
 def playable(env: Env[Any]) -> Env:
-    """The same environment with numpy arrays."""
+    """Return the same environment with numpy arrays."""
     if not env.spec.batched_on_device:
         return env
     from freewheel.rollout.device_runner import as_numpy
@@ -68,20 +68,20 @@ def playable(env: Env[Any]) -> Env:
 
 
 class EpisodeResult(NamedTuple):
-    """One greedy episode."""
+    """The result of one greedy episode."""
 
     ret: float
     length: int
     ended: bool  # False: cut at the limit of steps
     measures: tuple[float, ...]
-    failure: str = ""  # what the environment did, if it failed; the episode does not count then
+    failure: str = ""  # the report, if the environment failed; the episode does not count then
 
 
 def evaluate(
     env: Env, actor: Actor, episodes: int, seed: int, limit: int = LIMIT, context: NDArray = NO_CONTEXT
 ) -> Score:
-    """Episodes 0 .. episodes-1 of this evaluation seed: the same seeds, and the same rows of this context table [K, C], for
-    every mode, algorithm and number of lanes."""
+    """Score episodes 0 .. episodes-1 of this evaluation seed. Their seeds and their rows of this context table [K, C]
+    are the same for every mode, algorithm and number of lanes."""
     env.set_context(context)
     played: list[EpisodeResult] = []
     for first in range(0, episodes, env.spec.lanes):
@@ -91,7 +91,7 @@ def evaluate(
 
 
 def scored(played: Sequence[EpisodeResult], spec: EnvSpec, seed: int, context: NDArray = NO_CONTEXT) -> Score:
-    """Episodes 0, 1, 2, ... of an evaluation seed as a score; EnvError if all failed, or if a return is not finite."""
+    """Return the score of episodes 0, 1, 2, ... of a seed. EnvError: all have failed, or a return is not finite."""
     seeds = [evaluation_episodes(seed, number, 1).seed(0) for number in range(len(played))]
     failures = [one.failure for one in played if one.failure]
     if len(failures) == len(played):
@@ -114,10 +114,10 @@ def scored(played: Sequence[EpisodeResult], spec: EnvSpec, seed: int, context: N
 def play_round(
     env: Env, actor: Actor, start: tuple[int, int], wanted: int, limit: int
 ) -> Generator[Call, None, list[EpisodeResult]]:
-    """One episode per lane, until the first `wanted` have ended, failed or reach the limit; these are returned. EnvError if a
-    lane fails too often.
+    """Play one episode per lane until the first `wanted` have ended, failed or reached the limit; return these.
+    EnvError: a lane has failed too often.
 
-    Says which call of the environment comes next, so that whoever drives it can stop, or see how long the call takes.
+    Yields the next call of the environment before making it, so that the caller can stop here or time the call.
     """
     lanes, first = env.spec.lanes, start[1]
     total, length, playing = np.zeros(lanes), np.zeros(lanes, np.int64), np.ones(lanes, np.bool_)
@@ -146,7 +146,7 @@ def play_round(
 
 
 def returned(steps: Generator[object, None, Out]) -> Out:
-    """Drive a generator to its end; returns what it returns."""
+    """Run a generator to its end and return its result."""
     while True:
         try:
             next(steps)
@@ -156,8 +156,8 @@ def returned(steps: Generator[object, None, Out]) -> Out:
 
 
 def _greedy_steps(env: Env, actor: Actor, start: tuple[int, int], limit: int) -> Iterator[Step | None]:
-    """At most `limit` steps of episodes of seed start[0], one per lane, numbered from start[1]; before the first comes None, when
-    they have begun. The actor's memory of a lane is zero when an episode begins."""
+    """Yield None after the reset, then at most `limit` steps of one episode per lane. The episodes have the seed
+    start[0] and are numbered from start[1]. The actor's memory of a lane is zero when an episode begins."""
     lanes, (seed, first) = env.spec.lanes, start
     rng, state = generator(seed, "greedy"), np.zeros((lanes, actor.state_size), np.float32)
     obs = env.reset([evaluation_episodes(seed, first + lane, lanes) for lane in range(lanes)])
@@ -175,7 +175,7 @@ def _greedy_steps(env: Env, actor: Actor, start: tuple[int, int], limit: int) ->
 def play(
     env: Env, actor: Actor, episode: tuple[int, int], show: Show, limit: int = LIMIT, context: NDArray = NO_CONTEXT
 ) -> Sequence[float]:
-    """Rewards of episode (evaluation seed, number) in a one-lane env; an image is shown at its start and after every action."""
+    """Play episode (evaluation seed, number) in a one-lane env, show its start and every step; return the rewards."""
     env.set_context(context)
     rewards: list[float] = []
     for step in _greedy_steps(env, actor, episode, limit):
@@ -189,5 +189,5 @@ def play(
 
 
 def eval_lanes(env: EnvConfig, episodes: int, usual: int = LANES) -> range:
-    """How many episodes are played side by side: all where one more lane costs almost nothing."""
+    """Return the lanes to play on: one per episode if an additional lane costs almost nothing, else at most `usual`."""
     return range(episodes if env.batched else min(episodes, usual))

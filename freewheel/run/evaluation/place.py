@@ -1,4 +1,4 @@
-"""Where evaluation episodes are played, by the mode and by what the environment costs."""
+"""Chooses where evaluation episodes are played, by the mode and the cost of the environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from freewheel.transport import forkserver
 
 
 def _cost(plan: Plan) -> Cost:
-    """Of an environment, as it was measured for the plan."""
+    """Return the cost of the environment as measured for the plan."""
     cost = plan.cost
     if cost is None:
         return Cost()
@@ -35,16 +35,16 @@ def _cost(plan: Plan) -> Cost:
 
 
 def _in_processes(plan: Plan) -> bool:
-    """Whether environments are played in processes of their own, as in training."""
+    """Return whether evaluation uses separate processes, as training does."""
     return plan.env_processes > 0
 
 
 @contextmanager
 def open_evaluator(plan: Plan, factory: RunnerFactory) -> Iterator[Evaluator | None]:
-    """Processes beside training where workers act or lanes have processes, else this process in turn with training, where
-    `factory` makes the environment.
+    """Yield an evaluator. It uses separate processes if training does. Otherwise it takes turns with training in this
+    process, and `factory` makes its environment.
 
-    None: no evaluations, or by reserved lanes.
+    Yields None if there are no evaluations or if reserved lanes play them.
     """
     options, actor = plan.config.run.evaluation, make_actor(plan.policy)
     if not options.evals or plan.spec.one_per_process:
@@ -63,7 +63,7 @@ def open_evaluator(plan: Plan, factory: RunnerFactory) -> Iterator[Evaluator | N
             yield Players(lambda: player, plan.spec, len(lanes), cost, in_turn=True)
         return
     how = plan.worker_spec
-    forkserver.prepare(how.modules)  # it imports them while training begins
+    forkserver.prepare(how.modules)  # the fork server imports them while training starts
     make_env: Callable[[], Env] = partial(plan.config.env.make, lanes, fault_tolerant=True)
     make = partial(ProcessPlayer, partial(Rounds, make_env, actor, options.eval_max_steps), how, plan.spec.name)
     in_turn = plan.worker_config is None and not cost.waits
@@ -72,7 +72,7 @@ def open_evaluator(plan: Plan, factory: RunnerFactory) -> Iterator[Evaluator | N
 
 
 def reserved_lanes(plan: Plan, collector: Collector) -> Evaluator | None:
-    """Where only one simulation can live in a process; None: evaluations have a place of their own, or there are none."""
+    """Return the evaluator of a simulation that must be alone in its process; None: reserved lanes are not used."""
     options = plan.config.run.evaluation
     if not options.evals or not plan.spec.one_per_process:
         return None

@@ -1,4 +1,4 @@
-"""Who plays evaluation episodes during a run: this process, processes side by side, or reserved lanes of the one simulation."""
+"""Players of evaluation episodes: this process, parallel processes, or reserved lanes of the only simulation."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from freewheel.seeding import evaluation_episodes
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
 from freewheel.transport.workers.place import At
 
-MOST = 64  # processes that play side by side
-WAITS = 0.5  # an environment that computes for a smaller part of its time than this waits
-MEMORY = 200_000_000  # bytes that a process may need where the environment's own need is not known
-NICE = 5  # a lower priority than that of training, not so low that an evaluation would never end beside busy workers
-START = 5.0  # seconds beyond the time-out of a constructor: the start of a process
-ACT = 1e-4  # seconds of a step for the policy and for us
-SHARE_OF_MEMORY = 0.5  # of what is free
+MOST = 64  # processes that play at the same time, at most
+WAITS = 0.5  # an environment that computes for a smaller share of a step mostly waits
+MEMORY = 200_000_000  # bytes of a process if the need of its environment is not known
+NICE = 5  # lower priority than training, but high enough for an evaluation to end while workers are busy
+START = 5.0  # seconds that the start of a process adds to the timeout of a constructor
+ACT = 1e-4  # seconds per step for the policy and for this module
+SHARE_OF_MEMORY = 0.5  # share of the free memory that players may use
 
 
 class Cost(NamedTuple):
-    """What one environment costs, as far as it matters here."""
+    """The cost of one environment."""
 
-    step: float = 0.0  # seconds; 0: not known
-    duty: float = 1.0  # the part of them in which it computes
-    memory: int = MEMORY  # bytes of a process that has one
+    step: float = 0.0  # seconds per step; 0: not known
+    duty: float = 1.0  # the share of a step in which it computes
+    memory: int = MEMORY  # bytes of a process that holds one
 
     @property
     def waits(self) -> bool:
@@ -52,7 +52,7 @@ class EpisodeRequest(NamedTuple):
 
 
 class EpisodeShare(NamedTuple):
-    """Consecutive episodes for one player, a lane each."""
+    """Consecutive episodes for one player, one per lane."""
 
     snapshot: Snapshot | None  # None: the same weights as before
     seed: int
@@ -61,7 +61,7 @@ class EpisodeShare(NamedTuple):
 
 
 class SlowCall(NamedTuple):
-    """The call of an environment that has taken longest among those under way."""
+    """The pending environment call that has taken longest so far."""
 
     what: str
     seconds: float
@@ -69,24 +69,24 @@ class SlowCall(NamedTuple):
 
 
 class Evaluator(Protocol):
-    """Carries out one order at a time."""
+    """Serves one EpisodeRequest at a time."""
 
     @property
-    def in_turn(self) -> bool: ...  # training has to wait meanwhile
+    def in_turn(self) -> bool: ...  # training waits while it plays
     @property
-    def replays(self) -> bool: ...  # it can play any weights on any seeds, after training too
+    def replays(self) -> bool: ...  # it can play any weights on any seeds, also after training
     @property
-    def progress(self) -> tuple[int, int]: ...  # episodes of the order that have ended, and all of them
-    def slowest(self) -> SlowCall | None: ...  # in a process of its own; for any thread
+    def progress(self) -> tuple[int, int]: ...  # (ended, requested) episodes
+    def slowest(self) -> SlowCall | None: ...  # None: no pending call in another process; any thread may call
     def start(self, order: EpisodeRequest, *, alone: bool) -> None: ...  # alone: training has ended and needs no cores
-    def poll(self, wait: float) -> Sequence[Score] | FreewheelError | None: ...  # by weights; None: not yet
+    def poll(self, wait: float) -> Sequence[Score] | FreewheelError | None: ...  # one per weights; None: not yet
     def cancel(self) -> None: ...
-    def seconds(self, length: int, games: int, *, alone: bool) -> float: ...  # that so many episodes take, about
-    def games(self, length: int, seconds: float) -> int: ...  # episodes that fit in so many seconds when it is alone
+    def seconds(self, length: int, games: int, *, alone: bool) -> float: ...  # estimated time of `games` episodes
+    def games(self, length: int, seconds: float) -> int: ...  # episodes that fit in `seconds` if it is alone
 
 
 class Player(Protocol):
-    """Plays one part at a time."""
+    """Plays one EpisodeShare at a time."""
 
     def begin(self, part: EpisodeShare) -> None: ...
     def poll(self, wait: float) -> list[EpisodeResult] | FreewheelError | None: ...  # None: not yet
@@ -94,7 +94,7 @@ class Player(Protocol):
 
 
 class Rounds:
-    """Plays parts in one environment; a function for an executor."""
+    """Plays episode shares in one environment; an executor calls it."""
 
     def __init__(self, make: Callable[[], Env], actor: MakeActor, limit: int) -> None:
         self._env: Env = make()
@@ -120,13 +120,13 @@ class InlinePlayer:
         self._playing: Generator[Call, None, list[EpisodeResult]] | None = None
 
     def begin(self, part: EpisodeShare) -> None:
-        if self._rounds is None or not gc.get_freeze_count():  # the collector's end includes everything again
+        if self._rounds is None or not gc.get_freeze_count():  # closing the collector unfreezes all objects
             self._rounds = self._rounds or self._build()
             gc.freeze()
         self._playing = self._rounds(part)
 
     def poll(self, wait: float) -> list[EpisodeResult] | FreewheelError | None:
-        assert self._playing is not None, "begin first"
+        assert self._playing is not None, "call begin() first"
         until = monotonic() + wait
         try:
             next(self._playing)
@@ -147,14 +147,14 @@ class InlinePlayer:
 
 
 class ProcessPlayer:
-    """Plays in a process of its own, which is killed when a call of the environment takes too long."""
+    """Plays in a separate process, which is killed if a call of the environment takes too long."""
 
     def __init__(self, build: Callable[[], Rounds], how: WorkerSpec, name: str) -> None:
         self.executor = ProcessExecutor[EpisodeShare, list[EpisodeResult]](
             build, "evaluation", nice=NICE, modules=how.modules
         )
         self._limits, self._name = how.timeouts, name
-        self._loaded: Snapshot | None = None  # by the process; None: it has not been started
+        self._loaded: Snapshot | None = None  # what the process has loaded; None: it is not running
         self._seed = 0
 
     def begin(self, part: EpisodeShare) -> None:
@@ -164,7 +164,7 @@ class ProcessPlayer:
         self._loaded = part.snapshot
 
     def call(self) -> SlowCall:
-        """The present call of its environment. For any thread."""
+        """Return the current call of its environment. Any thread may call this."""
         at = self.executor.place.read()
         return SlowCall(at.called(self._seed_of(at.episode)), at.age, self._limit(at))
 
@@ -191,7 +191,7 @@ class ProcessPlayer:
 
 
 class Players:
-    """Hands the episodes of an order out to players, part by part, so that one long episode keeps only its own player busy.
+    """Hands out the episodes of a request to players in parts, so that a long episode occupies only its own player.
 
     Implements Evaluator.
     """
@@ -202,10 +202,10 @@ class Players:
         self._make, self._spec, self._lanes, self._cost, self.in_turn = make, spec, lanes, cost, in_turn
         self._crew: list[Player] = []
         self._order: EpisodeRequest | None = None
-        self._parts: deque[tuple[int, int]] = deque()  # (which weights, first episode), not yet handed out
+        self._parts: deque[tuple[int, int]] = deque()  # (index of weights, first episode), not yet handed out
         self._busy: dict[Player, tuple[int, int]] = {}
-        self._played: list[dict[int, EpisodeResult]] = []  # by weights: episodes by number
-        self._size = 0  # players that take part
+        self._played: list[dict[int, EpisodeResult]] = []  # per weights: results by episode number
+        self._size = 0  # players that serve this request
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -224,7 +224,7 @@ class Players:
 
     def poll(self, wait: float) -> Sequence[Score] | FreewheelError | None:
         order, until = self._order, monotonic() + wait
-        assert order is not None, "start first"
+        assert order is not None, "call start() first"
         try:
             self._hand_out(order)
             while self._busy:
@@ -246,7 +246,7 @@ class Players:
         self._parts.clear()
 
     def most(self, parts: int, *, alone: bool) -> int:
-        """How many players take part."""
+        """Return how many players serve a request of this many parts."""
         return min(parts, 1)
 
     def seconds(self, length: int, games: int, *, alone: bool) -> float:
@@ -257,7 +257,7 @@ class Players:
         return int(seconds / self._round(length)) * self.most(MOST, alone=True) * self._lanes
 
     def _round(self, length: int) -> float:
-        """Seconds of one part with an episode of this length; lanes of one process are stepped one after the other."""
+        """Estimate the seconds of one part of this episode length; a process steps its lanes one after the other."""
         return max(1, length) * (self._cost.step + ACT) * self._lanes
 
     def _hand_out(self, order: EpisodeRequest) -> None:
@@ -269,7 +269,7 @@ class Players:
                 self._busy[player] = which, first
 
     def _collect(self, wait: float) -> None:
-        """Take what players have played, after a wait if there is only one of them."""
+        """Take the results that are ready. Wait for one only if a single player is busy."""
         for player in list(self._busy):
             result = player.poll(wait if len(self._busy) == 1 else 0.0)
             if isinstance(result, FreewheelError):
@@ -285,12 +285,12 @@ class Players:
 
 
 class ProcessPlayers(Players):
-    """A player in each process: as many as there are episodes where environments wait, no more than cores where they compute."""
+    """Uses one process per player: at most one per free core, or more if the environments mostly wait."""
 
     def __init__(
         self, make: Callable[[], ProcessPlayer], spec: EnvSpec, lanes: int, cost: Cost, *, in_turn: bool, busy: int = 0
     ) -> None:
-        """`busy`: cores that training uses, so far as there are any."""
+        """busy: cores that training occupies, unless evaluation and training take turns."""
         super().__init__(make, spec, lanes, cost, in_turn=in_turn)
         self._cores_in_use, self._room = 0 if in_turn else busy, self._fitting()
 
@@ -300,7 +300,7 @@ class ProcessPlayers(Players):
         super().start(order, alone=alone)
 
     def _fitting(self) -> int:
-        """Processes that the memory has room for; those that run have theirs already."""
+        """Return how many processes fit in memory, including those that already run."""
         free = free_memory() * SHARE_OF_MEMORY
         return len(self._crew) + int(free / self._cost.memory)
 
@@ -331,9 +331,9 @@ class ProcessPlayers(Players):
 
 
 class ReservedLanes:
-    """Scores the latest episodes of reserved lanes, whose weights may be a little older than those of the order.
+    """Scores the latest episodes of reserved lanes, whose weights may be a little older than the requested ones.
 
-    Implements Evaluator, as far as a simulation that goes on training can: it plays the newest weights only, on seeds of its own.
+    Implements Evaluator in part: the simulation keeps training, so it plays only the newest weights, on its own seeds.
     """
 
     in_turn = replays = False
@@ -352,7 +352,7 @@ class ReservedLanes:
     def start(self, order: EpisodeRequest, *, alone: bool) -> None: ...
 
     def poll(self, wait: float) -> Sequence[Score] | None:
-        """What is ordered before the first episode has ended is scored when one has."""
+        """Return None until the first episode has ended, and then the score of the latest ones."""
         self._latest.extend(self._collector.eval_episodes() or ())
         if not self._latest:
             return None

@@ -1,4 +1,4 @@
-"""When weights are evaluated, for how long, and which of them are the best."""
+"""Decides when weights are evaluated, for how long, and which are the best."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from freewheel.run.evaluation.players import EpisodeRequest, Evaluator, SlowCall
 from freewheel.run.process import LATE
 from freewheel.seeding import closing_seed
 
-FREE = 2.0  # seconds that evaluations may take in any run
-CLOSING = 60.0  # seconds that the closing evaluation may take in any run that has no limit of minutes
-RESERVED = 0.5  # of the minutes of a run is the most that is kept for its closing evaluation
-MARGIN, START = 1.15, 1.0  # of the expected time of the closing evaluation, and seconds to begin it
-WAIT = 0.1  # seconds between two looks
+FREE = 2.0  # seconds that evaluations may always take, whatever their share of the time is
+CLOSING = 60.0  # seconds that the closing evaluation may always take in a run without a limit of minutes
+RESERVED = 0.5  # share of a run's minutes that is reserved for its closing evaluation, at most
+MARGIN, START = 1.15, 1.0  # factor on the expected time of the closing evaluation, and seconds to start it
+WAIT = 0.1  # seconds between two polls
 
 
 class Evaluation(NamedTuple):
-    """The score of the weights of this step."""
+    """The score of the weights at one step."""
 
     step: int
     snapshot: Snapshot
@@ -32,7 +32,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class UnderWay:
-    """An evaluation that is not over."""
+    """A running evaluation."""
 
     since_s: float
     limit_s: float  # seconds that it may take
@@ -43,30 +43,30 @@ class UnderWay:
 
 @dataclass(frozen=True)
 class Around:
-    """What the schedule has to know of the run around it, and what it may do there."""
+    """The run around the schedule: its clocks and callbacks."""
 
-    wall_s: Callable[[], float]  # seconds since it began
-    ran_s: Callable[[], float]  # the same without the time in which it was stopped
-    longest: Callable[[], int]  # steps of the longest of the latest training episodes
+    wall_s: Callable[[], float]  # seconds since the run began
+    ran_s: Callable[[], float]  # the same without the time in which the run was stopped
+    longest: Callable[[], int]  # steps of the longest recent training episode
     note: Callable[[str], None]
-    waiting: Callable[[], None]  # called again and again while an evaluation holds the run up; may raise to end that
+    waiting: Callable[[], None]  # called repeatedly while training waits for an evaluation; may raise to end the wait
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a run ended: its best weights and its last ones.
+    """The outcome of a run: its best weights and its last ones.
 
-    Where there was time, both were scored on the same fresh episodes: seeds by which nothing was chosen before.
+    If there was time, both were scored on the same fresh episodes, whose seeds were not used to choose the candidate.
     """
 
     best: Evaluation | None = None
     final: Evaluation | None = None
     fresh: bool = False
-    why: str = ""  # why not fresh
+    why: str = ""  # why the scores are not fresh
     seed: int | None = None  # of the fresh episodes
 
     def summary(self) -> dict[str, Any]:
-        """For summary.json."""
+        """Return the fields for summary.json."""
 
         def of(found: Evaluation | None, name: str) -> dict[str, float | None]:
             mean, spread = (None, None) if found is None else (found.score.mean, found.score.spread)
@@ -85,43 +85,43 @@ class Verdict:
 
 
 class EvaluationSchedule:
-    """Evaluations during a run, within their share of its time, and the closing one.
+    """Runs the evaluations during a run, within their share of its time, and the closing evaluation.
 
-    While it trains, weights are scored on the episodes of --eval-seed, which chooses a candidate. An evaluation that is due while
-    another one runs, or too soon after it, waits; those that fall due meanwhile are skipped. One that takes longer than it may is
-    given up: a mean over the episodes that have ended by then would be one over the short episodes.
+    During training, weights are scored on the episodes of --eval-seed; the best become the candidate. An evaluation
+    that is due while another one runs, or too soon after it, waits; of several that are due, all but one are skipped.
+    One that exceeds its time is given up: the episodes that have ended by then would be a biased sample of short ones.
     """
 
     def __init__(self, evaluator: Evaluator | None, options: EvalOptions, budget: Budget, run: Around) -> None:
         self._evaluator, self._options, self._budget, self._run = evaluator, options, budget, run
         self.candidate: Evaluation | None = None
         self.skipped = 0
-        self._taken = 0  # evaluations that were due and are begun or skipped
+        self._taken = 0  # due evaluations that were begun or skipped
         self._due = 0
         self._running: tuple[int, Snapshot] | None = None
         self._began = self._deadline = 0.0
         self._spent = 0.0  # seconds of evaluations so far
-        self._next = 0.0  # not before this
-        self._takes = 0.0  # seconds of the last one
+        self._next = 0.0  # no evaluation begins before this time
+        self._takes = 0.0  # seconds of the last evaluation
         self._told = self._warned = False
         self._last: tuple[int, Snapshot] | None = None
         self._verdict: Verdict | None = None
 
     @property
     def active(self) -> bool:
-        """Whether there are any evaluations."""
+        """Return whether there are any evaluations."""
         return self._evaluator is not None
 
     @property
     def progress(self) -> dict[str, int]:
-        """For a row of metrics, while an evaluation runs."""
+        """Return the progress of a running evaluation for a row of metrics."""
         if self._running is None or self._evaluator is None:
             return {}
         return dict(zip(("evaluating/ended", "evaluating/episodes"), self._evaluator.progress, strict=True))
 
     @property
     def under_way(self) -> UnderWay | None:
-        """The evaluation that goes on now. For any thread."""
+        """Return the running evaluation. Any thread may call this."""
         if self._running is None or self._evaluator is None:
             return None
         since, limit = self._run.ran_s() - self._began, self._deadline - self._began
@@ -129,7 +129,7 @@ class EvaluationSchedule:
 
     @property
     def reserve(self) -> float:
-        """Seconds of a limited time that the closing evaluation needs."""
+        """Return the seconds of a run's limited time that the closing evaluation needs."""
         minutes = self._budget.minutes
         if self._evaluator is None or not self._evaluator.replays or minutes is None:
             return 0.0
@@ -140,7 +140,7 @@ class EvaluationSchedule:
         return min(most, MARGIN * max(self._evaluator.seconds(length, games, alone=True), self._takes) + START)
 
     def turn(self, step: int, progress: float, weights: Callable[[], Snapshot]) -> Sequence[Evaluation]:
-        """Begin an evaluation if one is due and may begin; returns those that have ended. `progress` of the run: 0 to 1."""
+        """Begin an evaluation if one is due and may begin; return those that have ended. progress: 0 to 1."""
         if self._evaluator is None:
             return ()
         found = [] if self._running is None else self._look(0.0)
@@ -168,7 +168,7 @@ class EvaluationSchedule:
         return found
 
     def stop(self, step: int, weights: Snapshot) -> None:
-        """Training has ended with these weights; what is not done by now will not be."""
+        """End the evaluations of training, which has ended with these weights; unfinished ones are skipped."""
         if self._evaluator is None:
             return
         self._last = step, weights
@@ -181,7 +181,7 @@ class EvaluationSchedule:
         self._skip(self._due - self._taken, self._takes)
 
     def close(self) -> Verdict:
-        """Score the candidate and the last weights on fresh episodes, the same for both: the better one is the best."""
+        """Score the candidate and the last weights on the same fresh episodes; the better ones are the best."""
         if self._verdict is None:
             self._verdict = self._closing()
             if self._verdict.why:
@@ -189,12 +189,12 @@ class EvaluationSchedule:
         return self._verdict
 
     def without_closing(self) -> Verdict:
-        """The candidate with the score that chose it, for a run that did not come to its end."""
-        return self._verdict or Verdict(self.candidate, why="the run did not come to its closing evaluation")
+        """Return the candidate with the score that chose it, for a run that did not reach its end."""
+        return self._verdict or Verdict(self.candidate, why="the run did not reach its closing evaluation")
 
     def state(self) -> dict[str, Any]:
-        """What a later run goes on from, for JSON; the candidate's weights are saved as the best ones. An evaluation under way is
-        begun anew there, with the weights of that moment."""
+        """Return the state for a resumed run, for JSON; the candidate's weights are saved as the best ones. That run
+        repeats a running evaluation, with the weights that it then has."""
         found = self.candidate
         return {
             "skipped": self.skipped,
@@ -207,7 +207,7 @@ class EvaluationSchedule:
         }
 
     def restore(self, state: Mapping[str, Any], best: Snapshot | None) -> None:
-        """Go on from the state of an earlier run. best: the candidate's weights; without them the next evaluation chooses."""
+        """Continue from a saved state. best: the candidate's weights; None: the next evaluation chooses."""
         self.skipped, self._taken, self._told = state["skipped"], state["taken"], state["told"]
         self._spent, self._next, self._takes = state["spent_s"], state["next_s"], state["takes_s"]
         found = state["candidate"]
@@ -222,25 +222,25 @@ class EvaluationSchedule:
                     score["cut"],
                     dict(score["measures"]),
                     tuple(map(tuple, score["contexts"])),
-                    score.get("failed", 0),  # a run of an older version has none
+                    score.get("failed", 0),  # missing in runs of older versions
                     score.get("failure", ""),
                 ),
             )
 
-    # ------------------------------------------------------------------------------------------------------ one evaluation
+    # --------------------------------------------------------------------------------------------------- one evaluation
 
     def _begin(
         self, which: tuple[int, Snapshot], order: EpisodeRequest, allowed: float, *, alone: bool = False
     ) -> None:
-        assert self._evaluator is not None, "asked by the callers"
+        assert self._evaluator is not None, "checked by the callers"
         self._taken = max(self._taken, self._due)
         self._running, self._began = which, self._run.ran_s()
         self._deadline = self._began + allowed
         self._evaluator.start(order, alone=alone)
 
     def _look(self, wait: float) -> list[Evaluation]:
-        """The evaluation that runs, if it has ended by now; it is given up at its deadline."""
-        assert self._running is not None, "asked by the callers"
+        """Return the running evaluation if it has ended by now; give it up at its deadline."""
+        assert self._running is not None, "checked by the callers"
         (step, snapshot), result = self._running, self._poll(wait)
         if self._running is not None or result is None:
             return []
@@ -254,8 +254,8 @@ class EvaluationSchedule:
         return [found]
 
     def _poll(self, wait: float) -> Sequence[Score] | FreewheelError | None:
-        assert self._running is not None, "asked by the callers"
-        assert self._evaluator is not None, "asked by the callers"
+        assert self._running is not None, "checked by the callers"
+        assert self._evaluator is not None, "checked by the callers"
         result = self._evaluator.poll(wait)
         took = self._run.ran_s() - self._began
         if result is None:
@@ -263,7 +263,7 @@ class EvaluationSchedule:
                 return None
             ended, wanted = self._evaluator.progress
             self._evaluator.cancel()
-            took *= 1.5  # at least; it would have gone on
+            took *= 1.5  # an estimate: it would have taken longer
             reason = (
                 f"{ended} of {wanted} episodes had ended after {took / 1.5:.1f} s, which is all the time it may take"
             )
@@ -274,7 +274,7 @@ class EvaluationSchedule:
         return result
 
     def _warn(self, scores: Sequence[Score]) -> None:
-        """Once, of evaluations with episodes that failed."""
+        """Warn once about failed evaluation episodes."""
         warning = next((score.warning for score in scores if score.warning), "")
         if warning and not self._warned:
             self._warned = True
@@ -289,7 +289,7 @@ class EvaluationSchedule:
             share = f"{self._options.eval_share:.0%} of the time (--eval-share)"
             self._run.note(f"evaluations are skipped: one takes about {takes:.1f} s, and all of them may take {share}")
 
-    # ------------------------------------------------------------------------------------------------------- the closing one
+    # ------------------------------------------------------------------------------------------- the closing evaluation
 
     def _closing(self) -> Verdict:
         if self._evaluator is None or self._last is None:
@@ -324,13 +324,13 @@ class EvaluationSchedule:
         return Verdict(last if last.score.mean > best.score.mean else best, last, fresh=True, seed=seed)
 
     def _closing_seconds(self) -> float:
-        """How long the closing evaluation may take."""
+        """Return how many seconds the closing evaluation may take."""
         now, minutes = self._run.wall_s(), self._budget.minutes
         unlimited = max(CLOSING, self._options.eval_share * now)
         return unlimited if minutes is None else min(unlimited, max(0.0, (1 + LATE) * 60 * minutes - now))
 
     def _without_fresh_seeds(self, evaluator: Evaluator) -> Verdict:
-        assert self._last is not None, "asked by the caller"
+        assert self._last is not None, "checked by the caller"
         result = evaluator.poll(0.0)
         if result is None or isinstance(result, FreewheelError):
             return Verdict(self.candidate, why="no episode of the reserved lanes has ended")
@@ -343,5 +343,5 @@ class EvaluationSchedule:
         return min(self._run.longest(), self._options.eval_max_steps)
 
     def _games(self) -> int:
-        """Episodes of the closing evaluation, if there is time for all of them."""
+        """Return how many episodes a complete closing evaluation plays."""
         return self._options.eval_episodes * (1 if self.candidate is None else 2)

@@ -1,4 +1,4 @@
-"""Evaluations in the timeline of a run."""
+"""Records evaluations in the timeline of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freewheel.timeline.track import Track
 
 
 class TracedEvaluator:
-    """Implements Evaluator over another one."""
+    """Wraps an evaluator and records its evaluations. Implements Evaluator."""
 
     def __init__(self, evaluator: Evaluator, track: Track) -> None:
         self._evaluator, self._track, self._began = evaluator, track, 0

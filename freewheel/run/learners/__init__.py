@@ -1,1 +1,1 @@
-"""Several learners of one run: each one's share of the plan, what they agree about, and what all but the first do."""
+"""Several learners of one run: their shares of the plan, their agreements, and the learners after the first."""

@@ -1,4 +1,4 @@
-"""The learners of a run: started beside the first one, or by torchrun, and what each has of the others."""
+"""The learners of a run, which the first learner or torchrun starts, and the view that each has of the others."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from freewheel.transport.learners.group import JOIN, Group
 from freewheel.transport.learners.launch import Learners
 from freewheel.transport.learners.place import RankInfo, of_torchrun, send
 
-PATH = "run"  # the note with the run directory, when it has been made
+PATH = "run"  # the note with the run directory, left when the directory exists
 ONLY = RankInfo(0, 1, 0, 1)
 
 
 @dataclass(frozen=True)
 class Crew:
-    """This learner among all of a run; alone, if there is no group."""
+    """This learner among all learners of a run; without a group it is the only one."""
 
     place: RankInfo = ONLY
     group: Group | None = None
-    gone: Callable[[], bool] = lambda: False  # whether one that was started here has ended
+    gone: Callable[[], bool] = lambda: False  # whether a learner that was started here has ended
 
     @property
     def peers(self) -> Peers:
         return ALONE if self.group is None else self.group
 
     def part(self, whole: Plan) -> Plan:
-        """What this learner does of a plan."""
+        """Return this learner's share of a plan."""
         return whole if self.group is None else share_of(whole, self.place)
 
     def begins_in(self, path: Path, earlier: Earlier | None) -> None:
-        """Tell all others that the run directory is made, and where the run goes on."""
+        """Announce to all other learners that the run directory exists, and which exchange the run resumes from."""
         if self.group is not None and self.place.rank == 0:
             if earlier is not None:
                 self.group.note(CHOSEN, earlier.progress["learners"]["agreed"])
@@ -54,7 +54,7 @@ class Crew:
     def together(
         self, stop: Stop, meter: Meter, budget: Budget, path: Path, before: Mapping[str, Any]
     ) -> SingleLearner | Together:
-        """What this learner agrees about with the others. before: progress.json of the session that it goes on with."""
+        """Return the coordination of this learner with the others. before: progress.json of the resumed session."""
         if self.group is None:
             return SingleLearner()
         together = Together(self.group, stop, meter, budget, before.get("learners", {}))
@@ -64,7 +64,7 @@ class Crew:
 
 @contextmanager
 def gathered(whole: Plan, stop: Stop, *, resumed: bool) -> Iterator[Crew]:
-    """All learners of a run, for the first one. They end with this block."""
+    """Yield the first learner's view of all learners of a run. They end with this block."""
     learners, place = whole.config.run.machine.learners, of_torchrun()
     if learners == 1:
         yield Crew()
@@ -86,7 +86,7 @@ def gathered(whole: Plan, stop: Stop, *, resumed: bool) -> Iterator[Crew]:
 
 @contextmanager
 def told_failures(group: Group) -> Iterator[None]:
-    """What fails here before all train is told to the other learners."""
+    """Report an error in this block to the other learners, and close the group at the end."""
     try:
         yield
     except BaseException as error:
@@ -99,7 +99,7 @@ def told_failures(group: Group) -> Iterator[None]:
 
 
 def wait_for_path(group: Group) -> Path | None:
-    """The run directory, when the first learner has made it; None: it has ended before."""
+    """Wait until the first learner has made the run directory, and return it; None: the run has ended before."""
     while (path := group.noted(PATH, 0.5)) is None:
         if group.ending is not None:
             return None

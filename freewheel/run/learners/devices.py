@@ -1,4 +1,4 @@
-"""Where the learner and the simulator of a plan are, by --device and what there is on this machine."""
+"""Places the learner and the simulator of a plan on devices, by --device and the devices of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def placed(config: Config) -> tuple[Config, str]:
-    """The same with its simulator, if it has one, on its device; and the device of the first learner, cpu or cuda:N."""
+    """Return the config with its simulator, if any, on its device, and the first learner's device (cpu or cuda:N)."""
     place, machine = of_torchrun(), config.run.machine
     learners = machine.learners if place is None else place.local
     where = find_devices(machine.device, learners=learners, simulated=config.env.on_device)
@@ -23,7 +23,7 @@ def placed(config: Config) -> tuple[Config, str]:
 
 
 def placed_or_substituted(config: Config) -> tuple[Config, str]:
-    """The same; on the CPU where a GPU is missing and the user allows it."""
+    """Do the same as `placed`, but use the CPU if a GPU is missing and the user allows it."""
     try:
         return placed(config)
     except SetupError as error:
@@ -34,7 +34,7 @@ def placed_or_substituted(config: Config) -> tuple[Config, str]:
 
 
 def task_beside(spec: EnvSpec, device: str) -> Any:
-    """What the simulator declares about itself, for a learner on this device."""
+    """Return the model task that the simulator declares, with its tensors on the learner's device."""
     if spec.model_task is None or spec.device == device:
         return spec.model_task
     from freewheel.learn.mbpo.task import task_on

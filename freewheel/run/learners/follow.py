@@ -1,4 +1,4 @@
-"""What a learner but the first does: its share of the plan, in a folder of its own inside of the run, without a word."""
+"""A learner after the first: it trains its share of the plan silently, in its folder inside the run directory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from freewheel.transport.learners.place import RankInfo, receive
 
 
 def main(place: RankInfo, message: bytes) -> None:
-    """The main function of a process that the first learner has started."""
+    """The main function of a learner process that the first learner has started."""
     sys.exit(follow(place, message)[1])
 
 
 def follow(place: RankInfo, message: bytes | None = None) -> tuple[Path, int]:
-    """Train as one of several learners until all end; returns its folder and exit code. What fails is told by the first one.
+    """Train until all learners end. Return this learner's folder and exit code; the first learner reports its errors.
 
-    message: the plan; None: the first learner sends it."""
+    message: the plan; None: receive it from the first learner."""
     stop = Stop()
     with stop.listening(), clock:
         try:
@@ -57,7 +57,7 @@ def _train(crew: Crew, group: Group, whole: Plan, stop: Stop, *, resumed: bool) 
 
 
 def _silent(whole: Plan, folder: Path) -> Plan:
-    """The same without what is done once in a run: evaluations, hooks, and sinks that others see."""
+    """Return the plan without the parts that only the first learner has: evaluations, hooks, notes and sinks."""
     run = whole.config.run
     output = replace(run.output, sinks=(), tensorboard=False, wandb=False, trace=False, checkpoint_every=0.0)
     run = replace(run, evaluation=replace(run.evaluation, evals=0), hooks=(), output=output)

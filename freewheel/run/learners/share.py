@@ -1,4 +1,4 @@
-"""A learner's share of a run: options describe the whole, and each of several learners gets the same part of it."""
+"""A learner's share of a run. Options describe the whole run, which is divided evenly between the learners."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Share:
-    """Which of several learners a plan is for; `local` of them are on this machine."""
+    """The learner that a plan is for; `local` of the `count` learners are on this machine."""
 
     rank: int = 0
     count: int = 1
     local: int = 1
 
     def of(self, total: int | None) -> int | None:
-        """This learner's part of so many rows, rounded up."""
+        """Return this learner's part of `total` rows, rounded up."""
         return None if total is None else -(-total // self.count)
 
 
@@ -34,19 +34,19 @@ ALL = Share()  # one learner does everything
 
 
 def by_torchrun(config: Config, place: RankInfo | None) -> Config:
-    """The same with as many learners as torchrun has started; UsageError if the user has asked for others."""
+    """Return the config with the number of learners that torchrun started. UsageError if --learners is given too."""
     machine, given = config.run.machine, config.sources.get("learners", "")
     if place is None:
         return config
     if given in ("flag", "argument"):
-        raise UsageError(f"torchrun has started {place.count} learners already: leave out --learners")
+        raise UsageError(f"torchrun has already started {place.count} learners: leave out --learners")
     sources = {**config.sources, "learners": "torchrun"}
     run = replace(config.run, machine=replace(machine, learners=place.count))
     return replace(config, run=run, sources=sources)
 
 
 def evenly(planned: ModeConfig, given: ModeConfig, learners: int) -> ModeConfig:
-    """The same with numbers that can be divided by the learners, where they were chosen; UsageError where they were given."""
+    """Round numbers that were chosen automatically so that the learners divide them; UsageError for given numbers."""
     if learners == 1:
         return planned
     if planned.episodes_per_update is not None:
@@ -73,7 +73,7 @@ def _check(flag: str, value: int, learners: int) -> None:
 
 
 def check_together(config: Config) -> None:
-    """UsageError about what several learners cannot do."""
+    """Raise UsageError for options that several learners do not support."""
     if config.run.machine.learners == 1:
         return
     refused = {
@@ -85,7 +85,7 @@ def check_together(config: Config) -> None:
         ),
         f"--algo {config.algo}": (
             not getattr(config.learner, "trains_together", False),
-            "has a learner that sums no gradients over others (AlgorithmConfig.trains_together)",
+            "has a learner that does not sum gradients across learners (AlgorithmConfig.trains_together)",
         ),
     }
     for option, (asked, why) in refused.items():
@@ -94,7 +94,7 @@ def check_together(config: Config) -> None:
 
 
 def share_of(whole: Plan, place: RankInfo) -> Plan:
-    """What learner `place.rank` does of a plan for all; nothing is left over, and no two play the same episode."""
+    """Return the share of learner `place.rank`. All shares cover the plan; no two learners play the same episode."""
     learners, config = place.count, whole.config
     mode: Any = config.collector
     parts: dict[str, int] = {"num_envs": mode.lanes // learners}
@@ -107,7 +107,7 @@ def share_of(whole: Plan, place: RankInfo) -> Plan:
     where = find_devices(machine.device, rank=place.local_rank, learners=place.local, simulated=config.env.on_device)
     run = replace(config.run, machine=machine)
     config = replace(config, collector=mode, env=config.env.to(where.simulator), run=run)
-    together = whole.spec.device == whole.device  # learner and simulator, unless one chooses its own
+    together = whole.spec.device == whole.device  # else the simulator has chosen another device
     spec = replace(whole.spec, lanes=whole.spec.lanes // learners, model_task=task_beside(whole.spec, where.learner))
     spec = replace(spec, device=where.simulator if together else spec.device)
     share = Share(place.rank, learners, place.local)
@@ -115,7 +115,7 @@ def share_of(whole: Plan, place: RankInfo) -> Plan:
 
 
 def described(whole: Plan) -> str:
-    """The shares of a plan for several learners, in one line for the user."""
+    """Describe the learners' shares of a plan in one line for the user."""
     share, learners = whole.spec.lanes // whole.config.run.machine.learners, whole.config.run.machine.learners
     line = f"{learners} that train together, each with {count(share, 'env')}"
     if whole.worker_config is not None:

@@ -1,11 +1,11 @@
-"""What several learners agree about: when an update begins, when all save, when all end, and how many rows there are of all.
+"""Coordination of several learners: when an update begins, when all save, when all end, and the row counts of all.
 
-Every learner runs the same loop over its own collector. Before every update they meet (`Agreeing.update`): whoever wants to end
-comes there too, so that all stop between the same two updates and nobody is left waiting in a sum. After every new version they
-exchange what they have counted, and all end when the totals say so.
+Every learner runs the same loop over its own collector. All meet before every update (`Together.meet`). A learner that
+wants to end comes to this barrier too, so that all stop between the same two updates and none waits in an all-reduce.
+After every new version the learners exchange their counts, and all end when the totals reach a limit of the budget.
 
-A learner that is asked to end (a signal, its time, a failure) leaves a note for the others, who look for it wherever they wait
-for rows, and then comes to the meeting. One that fails inside of an update closes its connections: the others lose it.
+A learner that has to end (a signal, its time limit, a failure) leaves a note and comes to the next exchange. The others
+check for this note while they wait for rows. A learner that fails during an update closes its connections.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from freewheel.run.learners.words import ASKED, REASONS, Said, Word
 from freewheel.run.process import Interrupted, Stop, TimeUp
 from freewheel.transport.learners.group import Group
 
-LOOK = 0.1  # seconds between two looks for a note that asks to end
-LEAVING = 10.0  # seconds that a learner which wants to end waits for the others
-REPORTS = 15.0  # seconds that the first learner waits for the last accounts of the others
+LOOK = 0.1  # seconds between two checks for a note that asks to end
+LEAVING = 10.0  # seconds that a learner waits for the others at the end of a run
+REPORTS = 15.0  # seconds that the first learner waits for the final reports of the others
 COUNTED = ("env_steps", "episodes")
 GONE = "another learner is gone"
 
@@ -49,9 +49,9 @@ class EndedTogether(Interrupted):
 
 @dataclass(frozen=True)
 class LearnerView:
-    """A learner's session, as far as the others depend on it."""
+    """The part of a learner's session that the other learners depend on."""
 
-    account: Callable[[], RowCounts]  # all its rows
+    account: Callable[[], RowCounts]  # counts of all its rows
     learner: Learner
     saver: Saver
     run: Run  # as hooks see it
@@ -59,7 +59,7 @@ class LearnerView:
 
 
 class SingleLearner:
-    """One learner, which decides for itself."""
+    """The coordination of a run with one learner, which decides alone."""
 
     def attend(self, part: LearnerView) -> None: ...
     def meet(self) -> None: ...
@@ -98,25 +98,25 @@ class SingleLearner:
 
 
 class Together:
-    """Several learners: this one's part in what they agree about."""
+    """This learner's part in the coordination of several learners."""
 
     def __init__(self, group: Group, stop: Stop, meter: Meter, budget: Budget, earlier: Mapping[str, Any]) -> None:
-        """earlier: the `state` of the session that this one goes on with; empty: none."""
+        """earlier: the `state` of the session that is resumed; empty: none."""
         self._group, self._stop, self._meter, self._budget = group, stop, meter, budget
         self._first = group.rank == 0
-        self.gone: Callable[[], bool] = lambda: False  # whether a learner that this one has started is gone
-        self.remedy: Callable[[], str] = lambda: ""  # what to do when a learner is gone
-        self._agreed = int(earlier.get("agreed", 0))  # exchanges, the same number in all learners
-        self._others = Counter[str](earlier.get("others", {}))  # what others have done and the meter has counted
+        self.gone: Callable[[], bool] = lambda: False  # whether a learner process started here has ended
+        self.remedy: Callable[[], str] = lambda: ""  # advice for the user when a learner is gone
+        self._agreed = int(earlier.get("agreed", 0))  # exchanges so far, the same number in all learners
+        self._others = Counter[str](earlier.get("others", {}))  # work of other learners that the meter has counted
         self._part: LearnerView | None = None
         self._said = [Said(Word(self._agreed)) for _ in range(group.count)]
         self._version = -1
         self._save = self._updating = self._asked = self._over = False
         self._began = time.perf_counter()
-        self._limit = math.inf  # until when others are waited for
+        self._limit = math.inf  # monotonic time until which this learner waits for the others
         self._played: list[tuple[float, float]] = []
         self._notes = self._contexts = 0
-        self._shown = [0] * group.count  # notes of each
+        self._shown = [0] * group.count  # messages of each learner that were shown
 
     def attend(self, part: LearnerView) -> None:
         self._part, self._version = part, part.learner.version
@@ -125,30 +125,30 @@ class Together:
     # ------------------------------------------------------------------------------------------------------------- the loop
 
     def begin(self, own: Callable[[], str] | None) -> str:
-        """Before the first turn of the loop."""
+        """Exchange counts before the first turn of the loop. Return why the run ends; empty: it does not."""
         return self._count("" if own is None else own(), told=own is not None)
 
     def meet(self) -> None:
-        """Before an update: all are here, or all end."""
+        """Wait before an update until all learners are here, or end with all of them."""
         with self._meter.span("wait-data"):
             self._end_if_asked(self._exchange(self._word()))
         self._updating = True
 
     def taken(self, tick: Tick) -> Tick:
-        """A turn of the loop, as of all learners."""
+        """Take note of a turn of the loop. In the first learner, env_steps becomes the count of all learners."""
         self._updating = False
         self._played += [(one.ret, one.length) for chunk in tick.chunks for one in chunk.episodes]
         return replace(tick, env_steps=self._meter.done["env_steps"]) if self._first else tick
 
     def why_ended(self, version: int, own: Callable[[], str]) -> str:
-        """After a turn of the loop: where there is a new version all exchange what they have counted, and end together or not."""
+        """Exchange counts after a turn with a new version. Return why the run ends; empty: it does not."""
         if version == self._version:
             return ""
         self._version = version
         return self._count(own())
 
     def stopped(self, reason: str) -> str:
-        """What a hook wants is agreed about after the next version."""
+        """Return an empty text: a hook's wish to stop is exchanged after the next version."""
         return ""
 
     def _count(self, wish: str, *, told: bool = True) -> str:
@@ -163,19 +163,19 @@ class Together:
         return reason
 
     def spent(self, own: dict[str, int]) -> dict[str, int]:
-        """Rows that are done and episodes of all learners, when they were last exchanged."""
+        """Return the finished rows and the episodes of all learners at the last exchange."""
         return {
             "steps": sum(one.rows.done for one in self._said),
             "episodes": sum(one.word.episodes for one in self._said),
         }
 
     def saves(self, due: bool) -> bool:
-        """Whether all save now."""
+        """Return whether all learners save now."""
         save, self._save = self._save, False
         return save
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         known = {"count": self._group.count, "rank": self._group.rank, "agreed": self._agreed}
         done = self._own_part.learner.rows().done + sum(one.rows.done for one in self._said[1:])
         return {"learners": {**known, "others": dict(self._others)}, "done": done}
@@ -210,11 +210,11 @@ class Together:
         return self._part
 
     def _own_done(self) -> dict[str, int]:
-        """Without what others have done, which the meter of the first learner counts as well."""
+        """Return this learner's counts. The first learner's meter also contains the counts of the others."""
         return {name: self._meter.done[name] - self._others[name] for name in COUNTED}
 
     def _exchange(self, said: Said) -> list[Said]:
-        """The words of all learners."""
+        """Exchange messages with all learners, and return all of them by rank."""
         words = [Said.unpack(one) for one in self._group.agree(said.pack(), self._meanwhile)]
         self._agreed += 1
         if any(one.word.number != self._agreed for one in words):
@@ -223,7 +223,7 @@ class Together:
         return words
 
     def _meanwhile(self) -> None:
-        """While others are waited for, who may be waiting for their environments."""
+        """Runs repeatedly while this learner waits for others, which may be waiting for their environments."""
         self._stop.report()
         now = time.monotonic()
         if self.gone():
@@ -231,7 +231,7 @@ class Together:
         if (self._stop.signal is not None or now > self._stop.time_up) and not self._asked:
             self._ask("interrupted" if self._stop.signal is not None else "minutes")
         if now > self._limit:
-            raise PeerLostError(f"a learner has not come to the end of the run within {LEAVING:g} s")
+            raise PeerLostError(f"a learner did not reach the end of the run within {LEAVING:g} s")
 
     def _ask(self, reason: str, **about: Any) -> None:
         """Ask all others to come to the next exchange and end the run."""
@@ -239,7 +239,7 @@ class Together:
         self._group.end({"rank": self._group.rank, "reason": reason, **about})
 
     def _look(self) -> None:
-        """Wherever this learner waits for rows: whether another wants to end, or is gone."""
+        """Runs while this learner waits for rows: raises if another learner wants to end or is gone."""
         now = time.monotonic()
         self._stop.look_due = now + LOOK
         if self._updating or self._over:
@@ -251,8 +251,8 @@ class Together:
             raise EndedTogether(ASKED)
 
     def _take(self, said: list[Said]) -> None:
-        """What all have counted. The first learner adds it to its meter and shows what others have to say; the others do as its
-        hooks have decided."""
+        """Process the messages of all. The first learner counts the others' work and shows their notes. The others
+        take over the values that the first learner's hooks have assigned."""
         before, self._said = self._said, said
         self._save = said[0].word.save and not any(one.word.busy for one in said)
         if self._first:
@@ -267,7 +267,7 @@ class Together:
             learner.learning_rate = first.learning_rate
 
     def _add_others(self, done: Mapping[str, int], said: Sequence[Said] = ()) -> None:
-        """What the learners beside the first one have done so far."""
+        """Count the total work of all learners but the first in the meter."""
         new = {name: done[name] - self._others[name] for name in COUNTED}
         self._meter.add(new["env_steps"], new["episodes"], [pair for one in said for pair in one.played])
         self._others.update(new)
@@ -279,7 +279,7 @@ class Together:
             self._own_part.note(f"learner {rank}: {text}")
 
     def told(self, messages: Sequence[str]) -> Sequence[str]:
-        """Messages of the collector: the first learner shows those of all."""
+        """Return the collector's messages. The others also send theirs to the first learner, which shows all."""
         with suppress(PeerLostError):
             for text in () if self._first else messages:
                 self._notes += 1
@@ -289,7 +289,7 @@ class Together:
     # -------------------------------------------------------------------------------------------------------------- the end
 
     def _end_if_asked(self, said: Sequence[Said], wish: str = "") -> None:
-        """What the run ends with, if one of the learners wants to end."""
+        """Raise the reason for the end if one of the learners wants to end."""
         if not any(one.word.stop for one in said):
             return
         self._asked = self._over = True
@@ -304,14 +304,14 @@ class Together:
         raise EndedTogether(wish or reason)
 
     def _tell_failure(self, ending: Mapping[str, Any]) -> NoReturn:
-        """The failure of another learner is told by the first one; the others end silently."""
+        """Report another learner's failure. Only the first learner raises it; the others end silently."""
         if self._first and ending.get("rank", 0) != 0:
             raise failure_of(ending)
         raise EndedTogether("failed")
 
     @contextmanager
     def leaving(self) -> Iterator[None]:
-        """What ends this learner in this block ends all, between the same two updates where that is possible."""
+        """End all learners when an exception ends this block, between the same two updates if possible."""
         try:
             yield
         except BaseException as error:
@@ -334,7 +334,7 @@ class Together:
                 self._ask(reason, text=str(error) or repr(error), exit_code=exit_code_of(error))
             elif reason != ASKED:
                 self._ask(reason)
-            if self._updating:  # the others are in the same update: they lose this learner, and find why
+            if self._updating:  # the others are in this update: they lose the connection and read the note
                 self._group.close()
                 return
             said = self._exchange(self._word(reason))
@@ -346,7 +346,7 @@ class Together:
             self._end_if_asked(said)
 
     def _lose(self, lost: PeerLostError) -> NoReturn:
-        """A learner is gone: because it has failed, and has said so; or for good."""
+        """Handle a lost learner: raise the failure that it has reported, or PeerLostError if it reported none."""
         ending: Mapping[str, Any] | None = None
         with suppress(PeerLostError):
             ending = self._group.ending
@@ -357,14 +357,14 @@ class Together:
             self._tell_failure(ending)
         if not self._first:
             raise EndedTogether("failed") from None
-        raise PeerLostError(f"{lost}: the others cannot go on without it; {self.remedy()}") from None
+        raise PeerLostError(f"{lost}: the others cannot continue without it; {self.remedy()}") from None
 
     def rows(self, own: RowCounts) -> RowCounts:
-        """Of all learners: this one's now, the others' when they were last exchanged."""
+        """Return row counts: for the first learner of all (the others' as of the last exchange), else its own."""
         return total(own, *(one.rows for one in self._said[1:])) if self._first else own
 
     def finish(self, rows: RowCounts, report: Mapping[str, Any]) -> tuple[RowCounts, Mapping[str, Any]]:
-        """The last account of this learner; the first one gets those of all, for the summary."""
+        """Leave this learner's final report. The first learner returns the totals of all, for the summary."""
         share = self._group.waited_s / max(time.perf_counter() - self._began, 1e-9)
         about = {"rows": asdict(rows), "report": _counts(report), "wait_share": share}
         own: Mapping[str, Any] = {**about, **self._own_done()}
@@ -390,7 +390,7 @@ class Together:
         return total(*counted), {**report, **{name: summed[name] for name in _counts(report)}, "learners": learners}
 
     def _last_of(self, rank: int, until: float) -> Mapping[str, Any]:
-        """The last account of another learner; what it said last, where it has left none."""
+        """Return another learner's final report; without one, the counts of its last message."""
         said = self._said[rank]
         with suppress(PeerLostError):
             found = self._group.noted(f"last/{rank}", 0.0 if self.gone() else until - time.monotonic())
@@ -402,12 +402,12 @@ class Together:
 
 
 def failure_of(ending: Mapping[str, Any]) -> FreewheelError:
-    """What another learner has failed with."""
+    """Return the error that another learner has reported."""
     error = FreewheelError(f"learner {ending['rank']}: {ending.get('text', 'failed')}")
     error.exit_code = int(ending.get("exit_code", error.exit_code))
     return error
 
 
 def _counts(report: Mapping[str, Any]) -> dict[str, int]:
-    """What is counted in a collector's report."""
+    """Return the integer counts of a collector's report."""
     return {name: value for name, value in report.items() if isinstance(value, int) and not isinstance(value, bool)}

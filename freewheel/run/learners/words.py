@@ -1,4 +1,4 @@
-"""What learners say to each other where all exchange something: a few numbers, always as many."""
+"""The message of a learner in an exchange between all learners: a fixed number of numbers."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import numpy as np
 
 from freewheel.core import CAUSES, NDArray, RowCounts
 
-EPISODES = 8  # that a word has room for: the latest returns and lengths
-#: Why a learner wants to end; the last one: because another does.
+EPISODES = 8  # latest episodes (return and length) that a message has room for
+#: Why a learner wants to end; ASKED: because another learner has asked for it.
 ASKED = "asked"
 REASONS = ("", "minutes", "stopped", "interrupted", "failed", ASKED)
 
 
 class Word(NamedTuple):
-    """What a learner says where all exchange something: numbers only."""
+    """The state of a learner at an exchange."""
 
-    number: int  # of the exchange, the same in all
-    stop: int = 0  # in REASONS
-    signal: int = 0  # that asked for it
+    number: int  # of the exchange, the same in all learners
+    stop: int = 0  # index in REASONS
+    signal: int = 0  # the signal that asked for the end
     save: bool = False  # a checkpoint is due
-    busy: bool = False  # one is being written
-    learning_rate: float = np.nan  # that a hook has assigned
+    busy: bool = False  # a checkpoint is being written
+    learning_rate: float = np.nan  # the value that a hook has assigned
     contexts: int = 0  # how often a hook has assigned a table
     notes: int = 0  # messages for the user so far
     env_steps: int = 0
@@ -41,11 +41,11 @@ FIELDS = len(Word._fields)
 
 @dataclass(frozen=True)
 class Said:
-    """A word of one learner, with what it says about rows and episodes."""
+    """A Word of one learner, with its dropped rows and its latest episodes."""
 
     word: Word
     dropped: tuple[int, ...] = (0,) * len(CAUSES)
-    played: tuple[tuple[float, float], ...] = ()  # returns and lengths of episodes since the last one
+    played: tuple[tuple[float, float], ...] = ()  # (return, length) of episodes since the last exchange
 
     def pack(self) -> NDArray:
         packed = np.full(FIELDS + len(CAUSES) + 2 * EPISODES, np.nan)
@@ -67,7 +67,7 @@ class Said:
 
     @classmethod
     def of(cls, rows: RowCounts, word: Word = Word(0), played: Sequence[tuple[float, float]] = ()) -> Said:  # noqa: B008
-        """Of these rows, with what the word says besides."""
+        """Return the message for these row counts and the other fields of `word`."""
         word = word._replace(produced=rows.produced, trained=rows.trained, queued=rows.queued, open=rows.open)
         return cls(word, tuple(rows.dropped.get(cause, 0) for cause in CAUSES), tuple(played))
 

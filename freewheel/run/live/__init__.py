@@ -1,1 +1,1 @@
-"""What others see of a run while it trains: its status, its newest rows, and which runs there are."""
+"""The view of a run from outside while it trains: its status and its newest rows. It also holds adaptive control."""

@@ -1,4 +1,4 @@
-"""Adaptive control of a run (--adapt): looks at every row of metrics, changes settings, and tells and writes down why."""
+"""Adaptive control of a run (--adapt): it reads every row of metrics, changes settings, and reports and logs why."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from freewheel.pacing.control import Change, ControlState, Plant, Settings, deci
 from freewheel.run.plan import Plan
 
 FILE = "adapt.jsonl"  # in the run directory: one line for every change
-BURSTS = 4  # times as many updates at a time, at most
+BURSTS = 4  # largest factor on the updates at a time
 
 
 class Adapting:
-    """Carries out what pacing.control decides."""
+    """Applies the changes that pacing.control decides on."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Adapting:
         path: Path,
         say: Callable[[str], None],
     ) -> None:
-        """settings: the collector's plant; path: of the run."""
+        """settings: least, present and most, from the collector's plant(); path: the run directory."""
         self._collector, self._learner, self._path, self._say = collector, learner, path / FILE, say
         least, present, most = settings
         least, present = replace(least, burst=learner.burst), replace(present, burst=learner.burst)
@@ -37,14 +37,14 @@ class Adapting:
         self._plant, self._state = Plant(least, most), ControlState(present)
 
     def begin(self, lanes: int, patience: int, earlier: Mapping[str, Any] | None = None) -> None:
-        """lanes: of a worker; earlier: `state` of the session that this one goes on with."""
+        """lanes: of one worker; earlier: the `state` of the session that is resumed."""
         self._plant = replace(self._plant, lanes=lanes, patience=patience)
         if earlier:
             self._state = ControlState(within(Settings(**earlier), self._plant.least, self._plant.most))
             self._apply()
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """A row of metrics."""
+        """Process a row of metrics."""
         self._state, change = decide(self._state, row, self._plant)
         if change is not None:
             self._apply()
@@ -62,14 +62,14 @@ class Adapting:
             lines.add(json.dumps(line).encode() + b"\n")
 
     def state(self) -> dict[str, Any]:
-        """What a later session goes on from, for JSON."""
+        """Return the state that a later session resumes from, for JSON."""
         return self._state.to_json()
 
 
 def adapting(
     planned: Plan, collector: Collector, learner: Learner, say: Callable[[str], None], earlier: Mapping[str, Any] | None
 ) -> Adapting | None:
-    """None where the run does not ask for it."""
+    """Return the adaptive control of a run; None: --adapt is not set, or the collector has no settings to adapt."""
     options, workers = planned.config.collector, planned.worker_config
     asked = workers is not None and getattr(options, "adapt", False)
     settings = collector.plant() if asked else None

@@ -1,10 +1,10 @@
-"""Following a run from outside: what is new in its directory since the last look, whatever happens to its trainer.
+"""Following a run from outside: reads what is new in its directory, whatever happens to its trainer.
 
 follower = Follower(Path("runs/first"))
 rows = []
 while True:
     news = follower.poll()
-    del rows[news.kept:]      # a resume has cut these back
+    del rows[news.kept:]      # a resume has removed these
     rows += news.rows
     ... follower.config, follower.status, follower.summary, follower.state
     time.sleep(0.5)
@@ -29,24 +29,24 @@ from freewheel.run.naming import CONFIG, LOCK, METRICS, SUMMARY
 
 Row = Mapping[str, Any]
 
-MOST = 8 << 20  # bytes of metrics.jsonl that are read in one look: who shows them has something to show soon
+MOST = 8 << 20  # bytes of metrics.jsonl that one poll reads, so that a viewer can show its first rows soon
 MOST_ROWS = 20_000  # ... and rows
-ALL_ROWS = 4_000_000  # more are not read
+ALL_ROWS = 4_000_000  # rows of a run that are read at most
 LONGEST = 1 << 20  # bytes of a row; a longer one is damaged
 STATES = ("starting", "running", "ended", "failed", "interrupted", "gone")
 
 
 class News(NamedTuple):
-    """What a look has found."""
+    """The result of a poll."""
 
-    kept: int  # rows that were given before and still hold; later ones belong to work that is done again
-    rows: Sequence[Row]  # new ones, which come after these
-    more: bool  # there are more rows to read at once
+    kept: int  # earlier rows that are still valid; the rows after them belong to work that is repeated
+    rows: Sequence[Row]  # new rows, which follow the kept ones
+    more: bool  # more rows can be read at once
     changed: frozenset[str]  # which of config, status, summary and state
 
 
 def state_of(path: Path, summary: Mapping[str, Any] | None) -> str:
-    """One of STATES. Whether a trainer is at work is what the kernel says of its lock; `gone`: it has left no summary."""
+    """Return one of STATES. A run is running while its lock is held; `gone`: it ended without a summary."""
     if FileLock.holder(path / LOCK) is not None:
         return "running"
     if summary is None:
@@ -58,7 +58,7 @@ def state_of(path: Path, summary: Mapping[str, Any] | None) -> str:
 
 
 class Follower:
-    """A run directory, which need not be there yet. Nothing in it is locked or changed."""
+    """Reads a run directory, which need not exist yet, without locks or changes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -66,12 +66,12 @@ class Follower:
         self.status: Status | None = None
         self.summary: Mapping[str, Any] | None = None
         self.state = "starting"
-        self.problems: dict[str, str] = {}  # by file: what is wrong with it
-        self._seen: dict[str, tuple[int, ...]] = {}  # files as they were read
+        self.problems: dict[str, str] = {}  # by file: why it cannot be read in full
+        self._seen: dict[str, tuple[int, ...]] = {}  # by file: device, inode, size and mtime when it was read
         self._rows = _MetricRows(path / METRICS)
 
     def poll(self) -> News:
-        """Look, and read what is new."""
+        """Read what is new since the last call."""
         changed = set()
         kept, rows, more = self._rows.read()
         if self._rows.problem:
@@ -87,7 +87,7 @@ class Follower:
         return News(kept, rows, more, frozenset(changed))
 
     def _is_new(self, name: str) -> bool:
-        """Whether a file was written, replaced or removed since it was read."""
+        """Return whether a file was written, replaced or removed since it was read."""
         known: tuple[int, ...] = ()
         with suppress(OSError):
             found = os.stat(self.path / name)
@@ -97,7 +97,7 @@ class Follower:
         return changed
 
     def _read(self, name: str) -> Any:
-        """What a file holds now, None without it; what was known before, where it cannot be understood."""
+        """Return the content of a file; None if it is missing, the earlier content if it cannot be parsed."""
         self.problems.pop(name, None)
         if not self._seen[name]:
             return None
@@ -109,23 +109,23 @@ class Follower:
 
 
 class _MetricRows:
-    """metrics.jsonl, read once. It only grows, but for a resume, which cuts it back to a checkpoint: by the end and a sum of each
-    row it is known which of them still hold."""
+    """Reads each row of metrics.jsonl once. The file only grows, except that a resume cuts it back to a checkpoint.
+    The end and the checksum of each line show which lines are still valid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._ends, self._sums = array("q"), array("L")  # of each line
-        self._given = array("q")  # rows that have been given when this line was read: damaged lines give none
+        self._ends, self._sums = array("q"), array("L")  # end offset and checksum of each line
+        self._given = array("q")  # rows up to and with each line; a damaged line is not a row
         self.problem = ""
 
     def read(self) -> tuple[int, list[Row], bool]:
-        """How many earlier rows hold, those that are new, and whether there are more."""
+        """Return the number of earlier rows that are still valid, the new rows, and whether there are more."""
         try:
             with read.regular(self._path) as file:
                 self._cut(self._holding(file))
                 return self._count(), *self._new(file)
         except (FileError, OSError):
-            self._cut(0)  # it was removed, or is not there yet
+            self._cut(0)  # it was removed, or does not exist yet
             return 0, [], False
 
     def _count(self) -> int:
@@ -135,7 +135,7 @@ class _MetricRows:
         del self._ends[lines:], self._sums[lines:], self._given[lines:]
 
     def _holding(self, file: BinaryIO) -> int:
-        """Lines that are still as they were read; they are the first ones."""
+        """Return how many of the first lines are still as they were read."""
         low, high = 0, len(self._ends)
         if high and self._holds(file, high - 1):
             return high
@@ -152,13 +152,13 @@ class _MetricRows:
     def _new(self, file: BinaryIO) -> tuple[list[Row], bool]:
         end, rows = self._ends[-1] if self._ends else 0, list[Row]()
         if len(self._ends) >= ALL_ROWS:
-            self.problem = f"{self._path} has more than {ALL_ROWS:,} rows; the others are left out"
+            self.problem = f"{self._path} has more than {ALL_ROWS:,} rows; the rest are not read"
             return rows, False
         data = os.pread(file.fileno(), MOST, end)
         more = len(data) == MOST
-        whole = data.rfind(b"\n") + 1  # the rest has not been written to its end
+        whole = data.rfind(b"\n") + 1  # the last line may be incomplete
         if not whole and len(data) > LONGEST:
-            whole = len(data)  # no row is so long: it is passed over, up to here
+            whole = len(data)  # the line is longer than any row: skip it up to here
         *lines, rest = data[:whole].split(b"\n", MOST_ROWS)
         for line in [line + b"\n" for line in lines] or [rest][: len(rest)]:
             end += len(line)
@@ -175,6 +175,6 @@ class _MetricRows:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            self.problem = f"{self._path} has lines that are no rows; they are left out"
+            self.problem = f"{self._path} has lines that are not rows; they are skipped"
             return None
         return row

@@ -1,6 +1,6 @@
-"""The status of a run, written by a thread of its trainer: also while the training itself is stuck.
+"""Writes the status of a run from a separate thread of its trainer, even while the training is stuck.
 
-It is replaced in one step and never waited for: a disk that takes nothing delays this thread and nothing else.
+Each write replaces the file atomically. The training never waits for it: a blocked disk delays only this thread.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from freewheel.run.live.status import (
 )
 from freewheel.transport.background import RepeatedCall
 
-EVERY = 1.0  # seconds between two
+EVERY = 1.0  # seconds between two writes
 WINDOW = 5.0  # seconds over which a worker's steps are counted
-LONG = 2.0  # seconds in which the learner does the same; from then on its stack is shown
-FRAMES = 16  # of it at most, the innermost
+LONG = 2.0  # seconds in one activity from which on the learner's stack is shown
+FRAMES = 16  # innermost frames of the stack that are shown, at most
 PATIENCE = 0.5  # seconds that the end of a run waits for the thread, which may be in the middle of writing
 WHY = {
     "wait-credit": "the learner: enough rows are under way until its next update",
     "wait-slot": "a free place in its queue: the learner has not read what is there",
-    "wait-gate": "the others: the learner waits for older rows of theirs before its next update",
-    "lost": "nothing any more: it was given up",
+    "wait-gate": "the other workers: the learner needs their older rows before its next update",
+    "lost": "nothing: it was given up",
     "pending": "room on the cluster: it has too few free CPUs for another worker",
 }
 
 
 class LiveStatus:
-    """Writes the status of a run in this block. `collector` and `schedule` are told when there are any."""
+    """Writes the status of a run while its block runs. The trainer sets `collector` and `schedule` when they exist."""
 
     def __init__(self, path: Path, env: str, meter: Meter, log_every: float) -> None:
         self._path, self._env, self._meter, self._log_every = path, env, meter, log_every
@@ -62,8 +62,8 @@ class LiveStatus:
         self.schedule: EvaluationSchedule | None = None
         self.saver: Saver | None = None
         self.beside: KnownExecutors | None = None
-        self._deaths: dict[int, int] = {}  # of each worker, at the last look
-        self._past: deque[tuple[float, Mapping[int, int]]] = deque()  # steps of each worker at earlier looks
+        self._deaths: dict[int, int] = {}  # of each worker, at the last status
+        self._past: deque[tuple[float, Mapping[int, int]]] = deque()  # (time, steps by worker) of earlier statuses
         self._main = threading.get_ident()
         self._thread: RepeatedCall | None = None
 
@@ -76,17 +76,17 @@ class LiveStatus:
         self.end()
 
     def end(self) -> None:
-        """The run has ended; also for a thread that ends a run which is stuck."""
+        """Write the last status. A thread that ends a stuck run may call this too."""
         thread, self._thread = self._thread, None
         if thread is not None and thread.close(PATIENCE):
             self._write("ended")
 
     def _write(self, state: str = "running") -> None:
-        with suppress(Exception):  # of the disk, or of a part of the run that is just being closed
+        with suppress(Exception):  # an error of the disk, or of a part of the run that is being closed
             disk.show(self._path / STATUS, self.now(state).to_json().encode())
 
     def now(self, state: str = "running") -> Status:
-        """What is going on at this moment. For any thread; one at a time."""
+        """Return the present status. Any thread may call it, but only one at a time."""
         meter, schedule = self._meter, self.schedule
         workers = self._workers() if state == "running" else ()
         best = None if schedule is None else schedule.candidate
@@ -108,7 +108,7 @@ class LiveStatus:
         )
 
     def _workers(self) -> tuple[WorkerState, ...]:
-        """A worker that has died since the last look was down meanwhile, and is shown so once, however soon it was replaced."""
+        """Return the worker states. A worker that died since the last status is down once, even if replaced."""
         collector = self.collector
         states: Sequence[WorkerState] = ()
         if collector is not None:
@@ -144,7 +144,7 @@ class LiveStatus:
         if doing == "wait-data":
             return waits_for_rows(workers, self._env)
         if doing == "wait-model":
-            return "the fit of a model, which goes on beside it"
+            return "the fit of a model, which runs in parallel"
         if doing == "eval" and (found := _evaluator(self.schedule)) is not None and found.doing == "plays":
             return f"an evaluation, of which {found.ended} of {found.episodes} episodes have ended"
         return "the disk: a checkpoint is being written" if doing == "save" else None
@@ -158,7 +158,7 @@ class LiveStatus:
 
 
 def _told(state: WorkerState, rate: float, *, down: bool) -> WorkerState:
-    """With what is known here besides. down: it has been, since the last look."""
+    """Add the rate and what the worker waits for. down: it died after the last status."""
     if down and state.state != "lost":
         state = replace(state, state="down", since_s=state.died_s or 0.0)
     state.steps_per_s, state.waits_for = rate, WHY.get(state.state)
@@ -188,7 +188,7 @@ def _saver(saver: Saver | None) -> StatusPart | None:
 
 
 class KnownExecutors:
-    """Makes executors, and knows what those are doing that run beside the learner. Implements core.MakeExecutor."""
+    """Makes executors and reports which of them are busy in parallel to the learner. Implements core.MakeExecutor."""
 
     def __init__(self, make: MakeExecutor) -> None:
         self._make, self._made = make, list[tuple[str, Executor]]()
@@ -200,14 +200,14 @@ class KnownExecutors:
         return executor
 
     def parts(self) -> tuple[StatusPart, ...]:
-        """Those that are busy. For one thread."""
+        """Return the executors that are busy. Only one thread may call it."""
         now, busy = time.monotonic(), [(what, executor) for what, executor in list(self._made) if executor.busy]
         self._since = {id(executor): self._since.get(id(executor), now) for _, executor in busy}
         return tuple(StatusPart(doing=what, since_s=now - self._since[id(executor)]) for what, executor in busy)
 
 
 def _stack(frame: FrameType | None) -> tuple[str, ...]:
-    """Places in the code, outermost first."""
+    """Return the innermost places in the code, outermost first."""
     lines: list[str] = []
     while frame is not None and len(lines) < FRAMES:
         code = frame.f_code

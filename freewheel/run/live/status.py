@@ -1,6 +1,6 @@
-"""status.json: what each part of a running trainer is doing, for everybody who wants to see it.
+"""status.json: what each part of a running trainer is doing.
 
-A thread of the trainer writes it about once a second (reporter.py); here it is described and read.
+A thread of the trainer writes it about once a second (reporter.py). This module defines and reads the format.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LearnerStatus:
     doing: str  # a kind of core.LEARNER_TIME
     since_s: float
     waits_for: str | None = None
-    stack: tuple[str, ...] = ()  # outermost first, where it has been doing the same for long
+    stack: tuple[str, ...] = ()  # outermost first; empty unless it has been doing the same for long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +46,15 @@ class EvaluatorStatus:
     since_s: float = 0.0
     ended: int = 0
     episodes: int = 0
-    limit_s: float | None = None  # seconds that it may take
-    call: str | None = None  # of an environment, which has taken longest among those under way, ...
-    call_s: float = 0.0  # ... for so many seconds, ...
-    call_limit_s: float | None = None  # ... of so many that it may take
+    limit_s: float | None = None  # time limit of the evaluation in seconds
+    call: str | None = None  # the environment call in progress that has taken the longest
+    call_s: float = 0.0  # seconds that this call has taken so far
+    call_limit_s: float | None = None  # time limit of this call in seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class StatusPart:
-    """What goes on beside the learner."""
+    """An activity in parallel to the learner."""
 
     doing: str
     since_s: float = 0.0
@@ -62,17 +62,17 @@ class StatusPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """When a status was written, and by whom."""
+    """The time at which a status was written, and the process that wrote it."""
 
-    time: float  # unix seconds, ...
-    clock: float = 0.0  # ... and by CLOCK_MONOTONIC of ...
-    boot: str = ""  # ... this start of a machine
-    pid: int  # of the trainer
+    time: float  # unix seconds
+    clock: float = 0.0  # the same time by CLOCK_MONOTONIC, which is valid for `boot` only
+    boot: str = ""  # id of this start of the machine
+    pid: int  # the trainer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """How far a run is."""
+    """The progress of a run."""
 
     env_steps: int
     episodes: int
@@ -82,7 +82,7 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """One status.json, in which the values of stamp and done stand among the others."""
+    """The content of status.json. There the fields of `stamp` and `done` are at the top level."""
 
     format: int
     stamp: Stamp = field(metadata=read.PART)
@@ -96,39 +96,39 @@ class Status:
     queue: Queue
     evaluator: EvaluatorStatus | None
     workers: tuple[Worker, ...]
-    beside: tuple[StatusPart, ...] = ()  # fits of models in threads or processes of their own
-    saver: StatusPart | None = None  # a checkpoint that is being written in the background
+    beside: tuple[StatusPart, ...] = ()  # fits of models in separate threads or processes
+    saver: StatusPart | None = None  # a checkpoint that is written in the background
 
     @property
     def age(self) -> float:
-        """Seconds since it was written; 0 where that is not known, on another machine or since it was started again."""
+        """Seconds since the status was written; 0 if unknown, on another machine or after a reboot."""
         stamp = self.stamp
         return max(0.0, time.monotonic() - stamp.clock) if stamp.boot and stamp.boot == boot() else 0.0
 
     def to_json(self) -> str:
-        rows = [vars(worker) for worker in self.workers]  # many, and made by hand they take half the time
+        rows = [vars(worker) for worker in self.workers]  # `vars` halves the time for many workers
         return json.dumps({**read.flat(self), "workers": rows}, default=vars, check_circular=False)
 
 
 @functools.cache
 def boot() -> str:
-    """Tells apart every start of every machine; empty where that cannot be known."""
+    """Return an id that is unique to this start of the machine; empty if there is none."""
     with suppress(OSError):
         return BOOT.read_text().strip()
     return ""
 
 
 def read_status(path: Path) -> Status:
-    """The status in a run directory; FileError if there is none, or none that can be understood."""
+    """Return the status in a run directory. FileError: it is missing or cannot be parsed."""
     file = path / STATUS
     data = read.json_object(file)
     if data.get("format") != FORMAT:
-        raise FileError(f"{file} has the format {read.show(data.get('format'))}, of another version of freewheel")
+        raise FileError(f"{file} has the format {read.show(data.get('format'))}, from another version of freewheel")
     return read.record(Status, _known(Status, data), str(file))
 
 
 def _known(kind: Any, data: Any) -> Any:
-    """Without what a later version of this format has added."""
+    """Drop the fields that a later version of this format has added."""
     if isinstance(data, list):
         return [_known(kind, item) for item in data]
     if not isinstance(data, Mapping):
@@ -142,7 +142,7 @@ def _known(kind: Any, data: Any) -> Any:
 
 
 def waits_for_rows(workers: Sequence[Worker], env: str) -> str:
-    """What a learner without rows waits for."""
+    """Describe what a learner without rows waits for."""
     if len(workers) == 1 and workers[0].lane is not None:
         one = workers[0]
         return f"lane {one.lane} of {env}, which is in {called(one)}"
@@ -152,7 +152,7 @@ def waits_for_rows(workers: Sequence[Worker], env: str) -> str:
 
 
 def called(worker: Worker) -> str:
-    """The call of an environment that a worker is in, so that it can be repeated."""
+    """Describe the environment call that a worker is in, so that it can be repeated."""
     if worker.state not in ("construct", "reset", "step"):
         return worker.state
     if worker.seed is None:

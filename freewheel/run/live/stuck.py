@@ -1,7 +1,7 @@
-"""What each part of a running trainer waits for, in sentences; of one that does not run: how it has ended.
+"""Describes in sentences what each part of a running trainer waits for, or how a trainer has ended.
 
-All is read from outside, from the run directory and from what the system tells of the processes: nothing is asked of the run
-itself, which may not be able to answer, and nothing is done to it.
+All facts come from the run directory and from the operating system. The trainer is not asked, because it may not be
+able to answer, and it is not changed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from freewheel.run.live.status import STATUS, EvaluatorStatus, Status, Worker, c
 from freewheel.run.naming import LOCK, SUMMARY
 from freewheel.sinks.words import duration
 
-LONG = 2.0  # seconds of doing the same that are worth a line of their own
-STALE = 3.0  # seconds without a status; one comes every second
+LONG = 2.0  # seconds above which a call or a wait counts as long
+STALE = 3.0  # seconds without a new status; the trainer writes one every second
 SAMPLE = 0.2  # seconds over which the processor time of a process is measured
-COMPUTES = 0.2  # share of a core from which on it does
-MOST = 10  # workers that get a line of their own
+COMPUTES = 0.2  # share of a core above which a process computes
+MOST = 10  # workers that get a separate line, at most
 CALLS = ("construct", "reset", "step")
-WORKING = ("observe", "update", "fit", "rollout", "publish", "other")  # of the learner: it waits for nobody
+WORKING = ("observe", "update", "fit", "rollout", "publish", "other")  # states in which the learner waits for nothing
 
 
 def why_stuck(path: Path) -> list[str]:
-    """The lines of `freewheel doctor --why-stuck`."""
+    """Return the lines of `freewheel doctor --why-stuck`."""
     summary = None
     with suppress(FileError):
         summary = read.json_object(path / SUMMARY)
@@ -48,7 +48,7 @@ def why_stuck(path: Path) -> list[str]:
     pid = FileLock.holder(path / LOCK) or (0 if status is None else status.stamp.pid)
     if status is None:
         missing = not (path / STATUS).exists()
-        why = "it is still starting, or its version writes none" if missing else unreadable
+        why = "it is still starting, or its version writes no status" if missing else unreadable
         return [f"{path.name} runs (process {pid}), but its status is not known: {why}"]
     return list(_running(path, status, pid))
 
@@ -67,7 +67,7 @@ def _ended(path: Path, state: str, summary: Mapping[str, Any] | None, status: St
         if status is not None:
             yield f"  last seen {_doing(status)}, {status.done.env_steps:,} steps after {duration(status.wall_s)}"
     if state in ("interrupted", "gone"):
-        yield f"  freewheel resume {path} goes on from its newest checkpoint"
+        yield f"  freewheel resume {path} continues from its newest checkpoint"
 
 
 def _running(path: Path, status: Status, pid: int) -> Iterator[str]:
@@ -76,10 +76,10 @@ def _running(path: Path, status: Status, pid: int) -> Iterator[str]:
     trainer, age = activity.get(pid, "cannot be seen from here"), status.age
     yield f"{path.name} runs: process {pid} {trainer}; {status.done.env_steps:,} steps after {duration(status.wall_s)}"
     if trainer == WORDS[psutil.STATUS_STOPPED]:
-        yield f"  a signal has stopped it (Ctrl-Z, SIGSTOP): kill -CONT {pid} lets it go on. Time-outs do not count meanwhile"
+        yield f"  a signal has stopped it (Ctrl-Z, SIGSTOP): kill -CONT {pid} resumes it. Its timeouts are paused"
     elif age > STALE:
-        yield f"  it has not written its status for {duration(age)}: code in C keeps Python's lock (of an environment in its own"
-        yield "  process, or of an extension), or the disk takes nothing. What follows is as of then"
+        yield f"  it has not written its status for {duration(age)}: C code holds Python's lock (an environment, or"
+        yield "  an extension in the trainer's process), or the disk accepts no writes. Its last status follows"
     yield ""
     stopped = trainer == WORDS[psutil.STATUS_STOPPED]
     yield f"verdict     {'the trainer is stopped' if stopped else _verdict(status, slow)}"
@@ -88,7 +88,7 @@ def _running(path: Path, status: Status, pid: int) -> Iterator[str]:
         yield f"{'' if number else 'workers':<12}{line}"
     yield f"evaluator   {_evaluator(status.evaluator)}"
     for part in status.beside:
-        yield f"beside      {part.doing}: for {duration(part.since_s)}, in a thread or process of its own"
+        yield f"beside      {part.doing}: for {duration(part.since_s)}, in a separate thread or process"
     saver = status.saver
     yield f"checkpoints {'none is being written' if saver is None else f'{saver.doing}, for {duration(saver.since_s)}'}"
     if status.learner.stack:
@@ -111,7 +111,7 @@ def _verdict(status: Status, slow: Sequence[Worker]) -> str:
         return f"the learner waits for rows, and {who} did not return from {called(most)} for {duration(most.since_s)}"
     rowless = learner.doing == "wait-data" and len(workers) > 0
     if rowless and all(one.state in ("down", "lost") for one in workers):
-        return "the learner waits for rows, and no worker is there: they die and are replaced"
+        return "the learner waits for rows, and no worker is alive: they die and are replaced"
     if rowless and all(one.state in ("pending", "lost") for one in workers):
         return "the learner waits for rows, and the cluster has no room for any worker: see ray status, or --cpus-per-worker"
     if rowless and all(one.state.startswith("wait") and one.since_s > LONG for one in workers):
@@ -127,7 +127,7 @@ def _verdict(status: Status, slow: Sequence[Worker]) -> str:
 
 
 def _workers(status: Status, slow: Sequence[Worker], activity: Mapping[int, str]) -> Iterator[str]:
-    """Those in calls that do not return one by one, the longest first; the others by what they do."""
+    """Yield a line for each worker in a long call, the longest first, and one for each state of the others."""
     if not status.workers:
         yield "none yet"
     for worker in sorted(slow, key=lambda worker: -worker.since_s)[:MOST]:
@@ -172,7 +172,7 @@ def _evaluator(found: EvaluatorStatus | None) -> str:
 
 
 def numbers(found: Sequence[int]) -> str:
-    """0-3, 7: consecutive numbers as ranges."""
+    """Write numbers with ranges, such as "0-3, 7"."""
     ordered = sorted(found)
     starts = [ordered[0], *(later for before, later in pairwise(ordered) if later != before + 1)]
     ends = [*(before for before, later in pairwise(ordered) if later != before + 1), ordered[-1]]
@@ -180,7 +180,7 @@ def numbers(found: Sequence[int]) -> str:
 
 
 def activities(pids: Sequence[int]) -> dict[int, str]:
-    """What the system says of these processes; those that it does not show are left out."""
+    """Return what these processes do according to the system; processes that it does not show are missing."""
     before = {pid: _used(pid) for pid in pids}
     time.sleep(SAMPLE)
     told = {}
@@ -203,7 +203,7 @@ WORDS = {
 
 
 def _used(pid: int) -> float:
-    """Seconds of processor time."""
+    """Return the processor time of a process in seconds."""
     with suppress(psutil.Error, OSError):
         times = psutil.Process(pid).cpu_times()
         return float(times.user + times.system)

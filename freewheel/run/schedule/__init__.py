@@ -1,1 +1,1 @@
-"""Recorded schedules: what an asynchronous run did in which order, written down, and done again."""
+"""Recorded schedules: the order of events in an asynchronous run, written to a file and replayed."""

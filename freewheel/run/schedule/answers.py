@@ -1,4 +1,4 @@
-"""The answers that a schedule holds, for a learner that asks its questions again."""
+"""Gives the recorded answers of a schedule to a learner that asks the same questions again."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Callable, Iterator
 
 from freewheel.run.schedule.log import Check, LogLine, Schedule
 
-AHEAD = 64  # lines that are read before they are needed, so that workers can act meanwhile
+AHEAD = 64  # lines read in advance, so that workers can act before the learner asks
 
 
 class EndOfSchedule(Exception):  # noqa: N818 - not a failure
-    """Nothing more was recorded."""
+    """The schedule has no more lines."""
 
 
 class Answers:
-    """Each question gets its next answer; lines are read as far as is needed, and `seen` is shown them a little earlier."""
+    """Gives each question its next answer. Lines are read when needed; `seen` is called up to AHEAD lines earlier."""
 
     def __init__(self, schedule: Schedule, seen: Callable[[LogLine], None] = lambda _: None) -> None:
         self._lines, self._seen = iter(schedule), seen
         self._window: deque[LogLine] = deque()
-        self._collected: deque[int | LogLine] = deque()  # so many calls that found nothing, or what was found
+        self._collected: deque[int | LogLine] = deque()  # a number of calls that found nothing, or what a call found
         self._oldest: deque[int | None] = deque()
         self._checks: deque[Check] = deque()
-        self._polls: Counter[int] = Counter()  # by executor
-        self._known: Counter[int] = Counter()  # how many of its polls have been read
-        self._got: set[tuple[int, int]] = set()  # executor and number of the polls that had a result
-        self.end: str | None = None  # why the run ended, as soon as that has been read
+        self._polls: Counter[int] = Counter()  # polls so far, by executor
+        self._known: Counter[int] = Counter()  # polls whose answers have been read, by executor
+        self._got: set[tuple[int, int]] = set()  # (executor, number) of polls that had a result
+        self.end: str | None = None  # why the run ended, once that has been read
 
     def collect(self) -> LogLine | None:
-        """What was found, or None for nothing."""
+        """Return what the recorded call found; None: nothing."""
         while not self._collected:
             self._open()
         first = self._collected[0]
@@ -47,7 +47,7 @@ class Answers:
         return self._oldest.popleft()
 
     def poll(self, executor: int) -> bool:
-        """Whether this poll of an executor had a result."""
+        """Return whether this poll of an executor had a result."""
         self._polls[executor] += 1
         while self._polls[executor] > self._known[executor]:
             self._open()
@@ -57,7 +57,7 @@ class Answers:
         return found
 
     def checks(self, turn: int) -> Iterator[Check]:
-        """What was recorded about the weights up to this turn of the loop. Call it after every turn."""
+        """Yield the recorded checks of the weights up to this turn of the loop. Call it after every turn."""
         while self._fill() and self._window[0].check is not None:
             self._open()
         while self._checks and self._checks[0].turn <= turn:
@@ -70,7 +70,7 @@ class Answers:
         return bool(self._window)
 
     def _open(self) -> None:
-        """Take in the next line."""
+        """Queue the answers of the next line."""
         if not self._fill():
             raise EndOfSchedule
         line = self._window.popleft()

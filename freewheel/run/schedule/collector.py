@@ -1,4 +1,4 @@
-"""The collector of a replay: every worker process is played again, and the learner gets what it got."""
+"""The collector of a replay: it replays all worker processes and delivers the recorded chunks to the learner."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from freewheel.run.schedule.log import Act, Author, Delivery, Drop, LogLine, Sch
 from freewheel.run.schedule.worker import FragmentRequest, Performed, ReplayedWorker, WorkerBeginning, joined
 from freewheel.transport.executors import ProcessExecutor, SerialExecutor, wait_for_any
 
-LOOK = 0.2  # seconds between two looks at all processes, while one is waited for
+LOOK = 0.2  # seconds between two polls of all processes during a wait for one of them
 
 
 class DifferenceError(FreewheelError):
-    """The replay is not what was recorded."""
+    """The replay differs from the recording."""
 
 
 class _Player:
     """One worker process of the recorded run."""
 
     def __init__(self, author: Author, acts: int) -> None:
-        self.author, self.left = author, acts  # fragments that it has not handed over yet
+        self.author, self.left = author, acts  # fragments that the collector has not taken yet
         self.start: WorkerStart | None = None
-        self.orders: deque[Act] = deque()  # that wait for their version
+        self.orders: deque[Act] = deque()  # fragments to play that wait for their version
         self.done: deque[Performed | FreewheelError] = deque()
-        self.loaded: int | None = None  # the version it has
+        self.loaded: int | None = None  # the version of its weights
         self.where: ProcessExecutor[FragmentRequest, Performed] | SerialExecutor | None = None
         self.end = ExitStack()
 
@@ -46,22 +46,22 @@ class _Player:
 
 
 class ReplayCollector:
-    """Implements loop.Source. Workers act ahead of what the learner asks for, as far as their versions are there."""
+    """Replays all workers, which act before the learner asks if their versions exist. Implements loop.Source."""
 
     def __init__(
         self, schedule: Schedule, factory: RunnerFactory, lanes: int, context: NDArray, order: EpisodeOrder | None
     ) -> None:
-        """lanes: of each worker; context: the first table; order: of episodes, where workers are issued tickets."""
+        """lanes: of each worker; context: the first table; order: of episodes, if workers are issued tickets."""
         self.inline = False
         self.modules: Sequence[str] = ()
-        self.fragments = 0  # played again and found equal
+        self.fragments = 0  # replayed and found equal
         self._factory, self._lanes, self._order = factory, lanes, order
         self._loads = schedule.outline.loads.copy()
         self._players = {author: _Player(author, acts) for author, acts in schedule.outline.acts.items()}
         self._playing: dict[Author, _Player] = {}
-        self._snapshots: dict[int, Snapshot] = {}  # that workers have still to load
-        self._contexts = [(-1, context)]  # tables, by the version that they came with
-        self._waiting: dict[int, list[tuple[Act, Performed]]] = {}  # a worker's fragments
+        self._snapshots: dict[int, Snapshot] = {}  # snapshots that workers still have to load
+        self._contexts = [(-1, context)]  # (version with which it was published, table)
+        self._waiting: dict[int, list[tuple[Act, Performed]]] = {}  # by worker: fragments not delivered yet
         self._produced, self._dropped = 0, Counter[str]()
         self.answers = Answers(schedule, self._foresee)
 
@@ -97,12 +97,12 @@ class ReplayCollector:
         return self.answers.oldest()
 
     def rows(self) -> RowCounts:
-        """Of what has come: rows that were still under way at the end are not known."""
+        """Return the counts of fragments taken so far; rows in flight at the end are not known."""
         queued = sum(done.rows for waiting in self._waiting.values() for _, done in waiting)
         return RowCounts(produced=self._produced, queued=queued, dropped=dict(self._dropped))
 
     def _foresee(self, line: LogLine) -> None:
-        """A line that will be needed soon."""
+        """Prepare for a line that will be needed soon."""
         for start in line.starts:
             if start.author in self._players:
                 self._players[start.author].start = start
@@ -113,14 +113,14 @@ class ReplayCollector:
                 self._give_orders(player)
 
     def _give_orders(self, player: _Player) -> None:
-        """As far as their versions are there."""
+        """Submit the fragments whose versions exist."""
         while player.orders:
             version = player.orders[0].version
             if version != player.loaded and version not in self._snapshots:
                 return
             if player.where is None:
                 self._begin(player)
-            assert player.where is not None, "it has begun"
+            assert player.where is not None, "set by _begin"
             snapshot = None if version == player.loaded else self._snapshots[version]
             player.where.submit(FragmentRequest(player.orders.popleft(), snapshot))
             if snapshot is not None:
@@ -150,7 +150,7 @@ class ReplayCollector:
         self._playing[player.author] = player
 
     def _take(self, act: Act) -> None:
-        """The worker's next fragment, compared with what was recorded."""
+        """Take the worker's next fragment and compare it with the recorded one."""
         (worker, incarnation), player = act.author, self._players[act.author]
         who = f"worker {worker}" + (f" (process {incarnation + 1})" if incarnation else "")
         if player.orders and player.orders[0] is act:
@@ -198,7 +198,7 @@ class ReplayCollector:
         return Chunk(joined(done), act.version, origin, episodes, done[0].state, time, sum(one.rows for one in done))
 
     def _named(self, episodes: tuple[Episode, ...]) -> tuple[Episode, ...]:
-        """A ticket is an episode of a lane."""
+        """Return the episodes with lane and number in place of the ticket."""
         if self._order is None:
             return episodes
         places = [(one, *self._order.episode(one.number)) for one in episodes]
@@ -206,8 +206,8 @@ class ReplayCollector:
 
 
 class ComparedCollector:
-    """A collector that acts in this process, and so does the same by itself; what it delivers is compared. Implements
-    loop.Source."""
+    """Compares the chunks of a collector that acts in this process and therefore repeats without recorded answers.
+    Implements loop.Source."""
 
     def __init__(self, collector: Source, answers: Answers) -> None:
         self._collector, self._answers = collector, answers
@@ -225,7 +225,7 @@ class ComparedCollector:
         end = self._steps + sum(steps for steps, _ in line.chunks)
         if found != list(line.chunks):
             where = f"within steps {self._steps + 1} to {end} of each lane"
-            raise DifferenceError(f"the environments, or before them the weights, are not the same {where}")
+            raise DifferenceError(f"the environments or the weights differ from the recorded ones {where}")
         self._steps = end
         return chunks
 

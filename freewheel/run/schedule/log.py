@@ -1,13 +1,13 @@
-"""schedule.jsonl: the order in which workers acted and the learner got their rows, one JSON object a line.
+"""schedule.jsonl: the order in which workers acted and the learner got their rows, one JSON object per line.
 
-    {"schedule": 1, ...}                the first line: which format, and what recorded it
-    {"f": [...], "d": [...], ...}       what one call of Collector.collect found and handed over, unless it was nothing
-    {"w": SHA-256, "t": TURN, ...}      the weights after so many turns of the loop
+    {"schedule": 1, ...}                the first line: the format and what recorded it
+    {"f": [...], "d": [...], ...}       what one call of Collector.collect found and delivered, unless it was nothing
+    {"w": SHA-256, "t": TURN, ...}      the weights after TURN turns of the loop
     {"end": WHY, "t": TURN, ...}        the last line, unless the run was killed
 
-The learner is one thread that asks and gets answers: from the collector (`collect`, `oldest`) and from executors (`result`). All
-else in a run follows from its config, its seed and these answers, so they are what is written; questions whose answer was
-"nothing" are counted. A line holds what was answered since the line before it.
+The learner is one thread that gets answers from the collector (`collect`, `oldest`) and from executors (`result`).
+Everything else in a run follows from its config, its seed and these answers, so only the answers are written. Questions
+with the answer "nothing" are counted. A line holds the answers since the previous line.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from freewheel.files import read
 FILE = "schedule.jsonl"
 FORMAT = 1
 LONGEST_LINE = 1 << 24  # bytes
-WHOLE = 1 << 16  # bytes of observations that are checked whole; of more, the first and the last row
+WHOLE = 1 << 16  # bytes of observations, up to which all rows are checked; beyond, only the first and the last row
 
 Author = tuple[int, int]  # worker, incarnation
 
 
 class Checksums(NamedTuple):
-    """Of the rows of a fragment."""
+    """The checksums of the rows of a fragment."""
 
     answers: int  # what the environment returned
     choices: int  # what the policy did
 
 
 def checksums(data: Transitions[NDArray]) -> Checksums:
-    """Two numbers that agree if the rows do."""
+    """Return the checksums of rows, which are equal if the rows are."""
     seen, after = (data.obs, data.next_obs) if data.obs.nbytes <= WHOLE else (data.obs[0], data.next_obs[-1])
     answers = _checksum(data.reward, data.terminated, data.truncated, data.valid, seen, after)
     return Checksums(answers, _checksum(data.action, data.log_prob))
@@ -59,27 +59,27 @@ def _checksum(*columns: NDArray) -> int:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """A worker process begins."""
+    """The start of a worker process."""
 
     author: Author
-    version: int  # the newest that was posted then
+    version: int  # the newest version published at that time; -1: none
     first: tuple[int, ...]  # the numbers of its lanes' first episodes
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A fragment: so many steps of a worker's lanes under one version."""
+    """A fragment: `steps` steps of a worker's lanes under one version."""
 
     author: Author
     version: int
     steps: int
-    sums: Checksums | None  # None: a full queue dropped it, and nobody has seen its rows
-    tickets: tuple[int, ...]  # issued to it since its last fragment
+    sums: Checksums | None  # None: a full queue dropped it before its rows were read
+    tickets: tuple[int, ...]  # issued to the process since its last fragment
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The worker's fragment at this place among those that wait was dropped."""
+    """The drop of a worker's fragment; `place`: its index among the waiting ones."""
 
     worker: int
     place: int
@@ -88,7 +88,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The first `parts` of a worker's waiting fragments became a chunk."""
+    """A chunk made of the first `parts` of a worker's waiting fragments."""
 
     worker: int
     sequence: int
@@ -97,7 +97,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The weights after a turn of the loop."""
+    """The fingerprint of the weights after a turn of the loop."""
 
     turn: int
     version: int
@@ -107,22 +107,22 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """Answers, in order."""
+    """The answers of one line, in order."""
 
     empty: int = 0  # calls of `collect` that found nothing, before this one
     oldest: tuple[int | None, ...] = ()
-    #: Executor, its polls so far, which of the last had a result.
+    #: (executor, its polls so far, the numbers of new polls that had a result)
     polls: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
     starts: tuple[WorkerStart, ...] = ()
     events: tuple[Act | Drop, ...] = ()
-    deliveries: tuple[Delivery, ...] | None = None  # None: this line is about no call of `collect`
-    chunks: tuple[tuple[int, Checksums], ...] = ()  # steps and checksums, where the learner's own process acts
+    deliveries: tuple[Delivery, ...] | None = None  # None: the line has no call of `collect`
+    chunks: tuple[tuple[int, Checksums], ...] = ()  # steps and checksums, if the learner's process acts
     check: Check | None = None
     end: str = ""  # why the run ended
 
 
 def as_json(line: LogLine) -> str:
-    """One line of the file."""
+    """Return the line as JSON text."""
     parts: dict[str, Any] = {}
     if line.empty:
         parts["e"] = line.empty
@@ -153,7 +153,7 @@ def _event_as_list(event: Act | Drop) -> list[int]:
 
 
 def _from_json(text: bytes) -> LogLine:
-    """Raises ValueError, TypeError, KeyError, IndexError or RecursionError if it is no line of ours."""
+    """Raises ValueError, TypeError, KeyError, IndexError or RecursionError for an invalid line."""
     parts = json.loads(text)
     check = None
     if "w" in parts:
@@ -177,7 +177,7 @@ def _rows(lists: Any, least: int) -> Iterator[tuple[int, ...]]:
 
 
 def _naturals(values: Sequence[Any], least: int) -> tuple[int, ...]:
-    """At least so many integers that are not negative."""
+    """Return the values if they are at least `least` integers ≥ 0; ValueError: they are not."""
     fitting = isinstance(values, list) and len(values) >= least
     if not fitting or any(type(value) is not int or value < 0 for value in values):
         raise ValueError(f"{least} or more natural numbers expected, not {values!r:.80}")
@@ -187,7 +187,7 @@ def _naturals(values: Sequence[Any], least: int) -> tuple[int, ...]:
 def _start(values: list[int]) -> WorkerStart:
     worker, incarnation, *first = _naturals([*values[:2], *values[3:]], 3)
     if type(values[2]) is not int:
-        raise ValueError("a version is a number")
+        raise ValueError("a version must be an integer")
     return WorkerStart((worker, incarnation), values[2], tuple(first))
 
 
@@ -202,7 +202,7 @@ def _event(values: tuple[int, ...]) -> Act | Drop:
 
 @dataclass(frozen=True)
 class About:
-    """The first line: the format, what the bits of a run depend on beside its config, and the number of its hooks."""
+    """The first line: the format, what the bits of a run depend on besides its config, and the number of its hooks."""
 
     schedule: int
     freewheel: str
@@ -210,15 +210,15 @@ class About:
     numpy: str
     torch: str
     machine: str
-    limits: LimitOptions  # of the run when it was recorded: it may have been given more since
+    limits: LimitOptions  # of the recorded session; later sessions may have others
     hooks: int = 0
 
 
 @dataclass
 class Outline:
-    """What a schedule holds, found by reading it once."""
+    """A summary of a schedule, made by reading it once."""
 
-    loads: Counter[int] = field(default_factory=Counter)  # how often each version is given to a worker
+    loads: Counter[int] = field(default_factory=Counter)  # how often each version is loaded by a worker
     acts: Counter[Author] = field(default_factory=Counter)  # fragments of each process
     last: Check | None = None
     end: str = ""  # why the run ended; empty: it was killed, or recording ended
@@ -227,7 +227,7 @@ class Outline:
 
 
 class Schedule:
-    """A recorded schedule. Lines after one that is damaged are not used."""
+    """A recorded schedule. It ends before the first damaged line."""
 
     def __init__(self, path: Path, *, workers: int, most_steps: int) -> None:
         self._path, self._workers, self._most_steps = path, workers, most_steps
@@ -243,7 +243,7 @@ class Schedule:
     def _read(self, outline: Outline) -> Iterator[LogLine]:
         for text in itertools.islice(read.lines(self._path, LONGEST_LINE), 1, None):
             if not text.endswith(b"\n"):
-                outline.cut = "its last line is not whole"
+                outline.cut = "its last line is incomplete"
                 return
             try:
                 line = _from_json(text)
@@ -255,7 +255,7 @@ class Schedule:
             yield line
 
     def _check(self, line: LogLine) -> None:
-        """ValueError about numbers that no run of this config can have."""
+        """Raise ValueError for numbers that no run of this config can have."""
         workers = [one.author[0] for one in line.starts]
         for event in line.events:
             workers.append(event.worker if isinstance(event, Drop) else event.author[0])
@@ -277,7 +277,7 @@ class Schedule:
 
 
 def describe(path: Path) -> About:
-    """What a schedule says about itself."""
+    """Read the first line of a schedule."""
     text = next(read.lines(path, LONGEST_LINE), b"")
     about = read.parse_json(text, f"the first line of {path}")
     if about.get("schedule") != FORMAT:

@@ -1,4 +1,4 @@
-"""Recording: listens to the collector and the executors of a run and writes schedule.jsonl."""
+"""Records a run: listens to its collector and its executors and writes schedule.jsonl."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from freewheel.run.schedule.log import (
 from freewheel.timeline.parties import WatchedExecutor
 
 WRITE_EVERY = 1.0  # seconds
-MOST_WAITING = 600  # times that a disk may fail to take what there is; then recording ends
-SHARE = 0.005  # of the time, for fingerprints of the weights
+MOST_WAITING = 600  # blocks of lines that may wait for a failing disk; recording ends if there are more
+SHARE = 0.005  # share of the time that fingerprints of the weights may take
 
 
 def versions() -> dict[str, str]:
-    """What the bits of a run depend on, beside its config."""
+    """Return what the bits of a run depend on besides its config."""
     import torch
 
     packages = {"freewheel": __version__, "python": platform.python_version(), "numpy": np.__version__}
@@ -51,7 +51,7 @@ def versions() -> dict[str, str]:
 
 
 class ScheduleRecorder:
-    """Implements rollout.factory.Recorder. All is called by the learner's thread, except `started`."""
+    """Implements rollout.factory.ProcessRecorder. The learner's thread calls all methods except `started`."""
 
     def __init__(self) -> None:
         self.file: ScheduleFile | None = None
@@ -59,27 +59,27 @@ class ScheduleRecorder:
         self._weights: Callable[[], Snapshot] | None = None
         self._starts: dict[Author, WorkerStart] = {}  # of processes that have not acted yet
         self._tickets: Counter[Author] = Counter()
-        self._waiting: dict[int, list[tuple[Transitions[Any], int]]] = {}  # a worker's fragments, and their steps
+        self._waiting: dict[int, list[tuple[Transitions[Any], int]]] = {}  # by worker: its fragments and their steps
         self._began, self._events = list[WorkerStart](), list[Act | Drop]()
         self._empty, self._oldest = 0, list[int | None]()
         self._polls: Counter[int] = Counter()
-        self._got: dict[int, list[int]] = {}  # of executors that were polled since the last line
+        self._got: dict[int, list[int]] = {}  # polls with a result, by executor polled since the last line
         self._turn = self._env_steps = self._version = 0
         self._turning = False  # a turn of the loop is under way
         self._checked, self._next_check = -1, 0.0  # version, time
 
     def open(self, folder: Path, say: Callable[[str], None], **about: Any) -> None:
-        """Begin to write; `say` tells the user of a disk that fails."""
+        """Begin to write. say: shows the user a message about a failing disk."""
         with suppress(OSError):
-            disk.remove(folder / FILE)  # of a session that had saved nothing: the run has begun again
+            disk.remove(folder / FILE)  # left by a session that had saved nothing: the run has begun again
         self.file, self._about = ScheduleFile(folder / FILE, say), about
 
     @property
     def problems(self) -> list[str]:
-        """Why the schedule is not whole."""
+        """Return why the schedule is incomplete."""
         return [self.file.problem] if self.file is not None and self.file.problem else []
 
-    # What workers do.
+    # Events of the workers.
 
     def started(self, worker: int, incarnation: int, first: Sequence[int], version: int) -> None:
         self._starts[worker, incarnation] = WorkerStart((worker, incarnation), version, tuple(first))
@@ -107,7 +107,7 @@ class ScheduleRecorder:
             self._began.append(start)
 
     def _issued(self, author: Author, history: Sequence[int]) -> tuple[int, ...]:
-        """The tickets of a process since its last fragment."""
+        """Return the tickets issued to a process since its last fragment."""
         if not history:
             return ()
         count, *recent = history
@@ -124,10 +124,10 @@ class ScheduleRecorder:
                 del waiting[place]
                 return
 
-    # What the learner gets.
+    # Answers to the learner.
 
     def listen(self, collector: Source, planned: Plan, learner: Learner) -> Source:
-        """The same collector, recorded; the loop begins."""
+        """Return the same collector, recorded. Call it when the loop begins."""
         self._weights, limits = learner.snapshot, asdict(planned.config.run.limits)
         if self.file is not None:
             self.file.add(json.dumps({"schedule": FORMAT, **versions(), **self._about, "limits": limits}) + "\n")
@@ -135,7 +135,7 @@ class ScheduleRecorder:
         return _Recorded(collector, self, serial=planned.worker_config is None)
 
     def executors(self, make: MakeExecutor) -> MakeExecutor:
-        """The same executors, recorded."""
+        """Return the same executors, recorded."""
 
         def made(build: Callable[[], Callable[[Any], Any]], what: str) -> Executor:
             number = len(self._polls)
@@ -173,7 +173,7 @@ class ScheduleRecorder:
             got.append(self._polls[executor])
 
     def turn(self, tick: Tick) -> None:
-        """After every turn of the loop."""
+        """Record the end of a turn of the loop."""
         self._turn, self._turning = self._turn + 1, False
         self._env_steps, self._version = tick.env_steps, tick.version
         if tick.version != self._checked and perf_counter() >= self._next_check:
@@ -181,12 +181,12 @@ class ScheduleRecorder:
         self.keep_up()
 
     def keep_up(self) -> None:
-        """Write what there is, every now and then."""
+        """Write waiting lines, at most once per WRITE_EVERY."""
         if self.file is not None:
             self.file.keep_up()
 
     def _check(self, end: str = "") -> None:
-        """Write down a fingerprint of the present weights; the next one not before it has taken a small share of the time."""
+        """Record a fingerprint of the present weights; delay the next one, so that they take only SHARE of the time."""
         if self.file is None or self._weights is None:
             return
         began = perf_counter()
@@ -198,7 +198,7 @@ class ScheduleRecorder:
         self._checked, self._next_check = snapshot.version, now + (now - began) / SHARE
 
     def close(self, ended: str) -> None:
-        """The run has ended. Weights that an unfinished turn has changed, or may have, are not those of any turn."""
+        """End the recording. Weights of an unfinished turn that has or may have changed them are not checked."""
         changed = self._weights is not None and (ended == "failed" or self._weights().version != self._version)
         if self._turning and changed:
             self._write(LogLine(end=ended))
@@ -208,7 +208,7 @@ class ScheduleRecorder:
             self.file.close()
 
     def _write(self, line: LogLine) -> None:
-        """This line, with everything since the last one."""
+        """Write this line with everything since the last one."""
         polls = tuple((executor, self._polls[executor], tuple(got)) for executor, got in self._got.items())
         began, events = tuple(self._began), tuple(self._events)
         line = replace(line, empty=self._empty, oldest=tuple(self._oldest), polls=polls, starts=began, events=events)
@@ -222,13 +222,13 @@ class ScheduleRecorder:
 
 
 class ScheduleFile:
-    """Writes every second. Nothing is lost while the disk fails, unless that lasts; then nothing more is recorded."""
+    """Writes every second. Lines wait in memory while the disk fails; if that lasts, nothing more is recorded."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self._lines, self._say = Lines(path, say, "parts of the schedule"), say
         self._new: list[str] = []
         self._next = 0.0
-        self.problem = ""  # why the schedule is not whole
+        self.problem = ""  # why the schedule is incomplete
 
     def add(self, line: str) -> None:
         if not self.problem:
@@ -248,9 +248,9 @@ class ScheduleFile:
             self.give_up(self._lines.problem)
 
     def give_up(self, reason: str) -> None:
-        """Record nothing after this."""
+        """Stop recording."""
         if not self.problem:
-            self.problem = f"the schedule ends before the run ({reason}): freewheel replay goes that far"
+            self.problem = f"the schedule ends before the run ({reason}): freewheel replay stops there"
             self._say(self.problem)
 
     def close(self) -> None:

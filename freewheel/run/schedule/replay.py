@@ -1,4 +1,4 @@
-"""Replay: a recorded run learns again, bit for bit, from its config and its schedule."""
+"""Replays a recorded run: it learns again, bit for bit, from its config and its schedule."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ REPORT_EVERY = 2.0  # seconds
 
 @dataclass(frozen=True)
 class ScheduleReplay:
-    """How far a recorded run was done again, and whether it was the same."""
+    """The result of a replay: how far it came, and whether it was identical."""
 
     path: Path  # of the run
-    difference: str  # the first one; empty: all that was done again is identical
-    note: str  # why it did not go to the end of the run; empty: it did
+    difference: str  # the first difference; empty: everything replayed is identical
+    note: str  # why the replay did not reach the end of the run; empty: it did
     env_steps: int
     updates: int
     fragments: int  # of workers, found equal
@@ -60,7 +60,7 @@ class ScheduleReplay:
         return not self.difference
 
     def lines(self) -> list[str]:
-        """The result as text."""
+        """Return the result as lines of text."""
         reached = f"step {self.env_steps:,}, update {self.updates:,}"
         fragments = f"{self.fragments:,} fragments and " * bool(self.fragments)
         lines = [
@@ -75,13 +75,13 @@ class ScheduleReplay:
 
 @dataclass(frozen=True, kw_only=True)
 class Until:
-    """Where to stop before the end."""
+    """The step or update at which a replay stops early."""
 
     steps: int | None = None
     updates: int | None = None
 
     def reached(self, env_steps: int, updates: int) -> str:
-        """The reason to stop; empty: go on."""
+        """Return the reason to stop; empty: continue."""
         if self.steps is not None and env_steps >= self.steps:
             return f"stopped at step {env_steps:,} as asked"
         return f"stopped at update {updates:,} as asked" if self.updates is not None and updates >= self.updates else ""
@@ -96,10 +96,10 @@ def replay(
     hooks: Sequence[object] = (),
     report: Report = silent,
 ) -> ScheduleReplay:
-    """Let a recorded run learn again; nothing is written into its directory.
+    """Replay a recorded run; nothing is written into its directory.
 
-    out: a new directory for the weights at the end of the replay. inline: environments run in this process, for a debugger.
-    hooks: those that the run was given in Python; those of its config are called anyway.
+    out: a new directory for the final weights of the replay. inline: environments run in this process, for a debugger.
+    hooks: the hooks that the run was given in Python; the hooks in its config are called anyway.
     """
     saved = run if isinstance(run, SavedRun) else open_run(run, use="train")
     if not (saved.path / FILE).is_file():
@@ -117,7 +117,7 @@ def replay(
 
 
 def _plan(saved: SavedRun, name: RunName) -> Plan:
-    """As it was: all numbers are in the config, but for limits, which may have been raised since."""
+    """Return the run's plan. All numbers are in the config except the limits, which may have been raised since."""
     config, device = placed(saved.config)
     config = replace(config, run=replace(config.run, limits=describe(saved.path / FILE).limits))
     return arrange(config, survey_env(config), name, device)
@@ -191,7 +191,7 @@ class _ReplayedRun:
         return ComparedCollector(collector, answers)
 
     def _loop(self, source: Source, learner: Learner, answers: Answers) -> str:
-        """Until the end of the run or where it is to stop; returns why it ended before the end of the run."""
+        """Replay until the end of the run or the requested stop; return why it ended before the end of the run."""
         planned = self._plan
         directory = RunDirectory(planned, self._report)
         save = partial(self._save, directory, learner)
@@ -230,10 +230,10 @@ class _ReplayedRun:
         return f"  step {tick.env_steps:,}{of}, update {updates:,}: identical so far ({self._checks} fingerprints)"
 
     def _compare(self, learner: Learner, answers: Answers) -> None:
-        """The weights with those recorded after this turn."""
+        """Compare the weights with the fingerprints recorded after this turn."""
         for check in answers.checks(self._turn):
             if check.turn != self._turn:
-                raise DifferenceError(f"the loop took another course before turn {self._turn}")
+                raise DifferenceError(f"the loop behaved differently before turn {self._turn}")
             if check.version != learner.version or check.sha256 != fingerprint_of(learner):
                 raise DifferenceError(self._other_weights(check))
             self._checks += 1
@@ -241,11 +241,11 @@ class _ReplayedRun:
     def _other_weights(self, check: Check) -> str:
         if not check.turn:
             return "the weights differ before the first update"
-        since = f"{self._checks} fingerprints before it agree" if self._checks else "it is the first that was recorded"
+        since = f"{self._checks} earlier fingerprints agree" if self._checks else "it is the first one recorded"
         return f"the weights differ at step {check.env_steps:,}, version {check.version} ({since})"
 
     def _suspects(self) -> str:
-        """What may be the reason for a difference."""
+        """Return possible reasons for a difference."""
         here, about = versions(), self._schedule.about
         there = vars(about)
         others = [f"{name} {there[name]} (here {here[name]})" for name in here if there[name] != here[name]]
@@ -253,16 +253,16 @@ class _ReplayedRun:
             others.append(f"{missing} more hooks, given in Python: freewheel.replay(run, hooks=[...])")
         equal = f"{self._checks} fingerprints of the weights"
         equal += f" and {self._collector.fragments:,} fragments" if self._collector is not None else ""
-        return f"it was recorded with {', '.join(others)}" if others else f"before that {equal} are identical"
+        return f"it was recorded with {', '.join(others)}" if others else f"before that, {equal} are identical"
 
     def _why_resumed(self) -> str:
-        """Whether the run went on after what was recorded."""
+        """Return a note if the run was resumed after the recorded session."""
         try:
             steps = read.json_object(self._saved.path / SUMMARY).get("env_steps")
         except FileError:
             return ""
         went_on = isinstance(steps, int) and steps > self._meter.done["env_steps"]
-        return f"the run was resumed after this, up to step {steps:,}: its first session is recorded" if went_on else ""
+        return f"the run was resumed after this, up to step {steps:,}; only session 1 is recorded" if went_on else ""
 
     def _why_short(self) -> str:
         outline = self._schedule.outline
@@ -277,7 +277,7 @@ class _ReplayedRun:
 
 
 class _ReplayedExecutors:
-    """Makes executors whose results come when they came. Implements core.MakeExecutor."""
+    """Makes executors that return their results at the recorded polls. Implements core.MakeExecutor."""
 
     def __init__(self, make: MakeExecutor, answers: Answers) -> None:
         self._make, self._answers, self._made = make, answers, 0
@@ -300,4 +300,4 @@ class _ReplayedExecutor(WatchedExecutor):
         return found
 
 
-LOOK = 0.2  # seconds between two looks, so that an interrupt is noticed
+LOOK = 0.2  # seconds of one wait, so that an interrupt is noticed

@@ -1,4 +1,4 @@
-"""A worker process done again: the same environment, policy, seeds and versions, step by step."""
+"""Replays a worker process step by step, with the same environment, policy, seeds and versions."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ from freewheel.rollout.single_env_runner import make_runner
 from freewheel.run.schedule.log import Act, Checksums, checksums
 from freewheel.seeding import training_episodes
 
-MOST_NAMED = 4  # lanes in a message
+MOST_NAMED = 4  # lanes named in a message
 
 
 @dataclass(frozen=True)
 class WorkerBeginning:
-    """Which worker process is played, and how it began."""
+    """The worker process to replay, and its initial state."""
 
     worker: int
     incarnation: int
     lanes: range
     first: Sequence[int]  # numbers of the lanes' first episodes
-    context: NDArray  # [K, C] the table of contexts then
-    order: EpisodeOrder | None  # of episodes that are issued as tickets; None: every lane plays its own
+    context: NDArray  # [K, C] the table of contexts at that time
+    order: EpisodeOrder | None  # of episodes issued as tickets; None: every lane plays its own episodes
 
 
 @dataclass(frozen=True)
 class FragmentRequest:
-    """The next fragment."""
+    """A request for the next fragment."""
 
     act: Act
-    snapshot: Snapshot | None  # None: go on with the weights already loaded
+    snapshot: Snapshot | None  # None: keep the loaded weights
 
 
 @dataclass(frozen=True)
 class Performed:
-    """A fragment that was done again."""
+    """A replayed fragment."""
 
     data: Transitions
     state: NDArray  # [B, H] the actor's memory before row 0
     episodes: tuple[Episode, ...]
     rows: int  # valid ones
     lost: Counter[str]  # rows lost to failures of the environment, by cause
-    difference: str = ""  # in what it differs from the recorded one
+    difference: str = ""  # how it differs from the recorded fragment; empty: it does not
 
 
 def joined(parts: Sequence[Performed]) -> Transitions:
-    """The rows of one fragment after the other."""
+    """Return the rows of all fragments, in order."""
     if len(parts) == 1:
         return parts[0].data
     return Transitions(*(np.concatenate([getattr(one.data, name) for one in parts]) for name in TRANSITION_FIELDS))
 
 
 class _Issued:
-    """Tickets as they were recorded. Implements pacing.episode_queue.TicketSource."""
+    """Issues tickets as recorded. Implements pacing.episode_queue.TicketSource."""
 
     def __init__(self, order: EpisodeOrder, side_by_side: int) -> None:
         self.order, self.side_by_side = order, side_by_side
@@ -77,7 +77,7 @@ class _Issued:
 
 
 class ReplayedWorker:
-    """Plays one worker process. It does what transport/shm/worker.py does, with orders in place of grants."""
+    """Replays one worker process. It does what transport/shm/worker.py does, with requests in place of grants."""
 
     def __init__(self, factory: RunnerFactory, part: WorkerBeginning) -> None:
         self._part, lanes = part, part.lanes
@@ -132,9 +132,9 @@ class ReplayedWorker:
         if found.choices == act.sums.choices:
             what = "its environment answered the same actions in another way"
         elif found.answers == act.sums.answers:
-            what = "its policy chose otherwise"
+            what = "its policy decided differently"
         else:
-            what = "its environment, or before it the weights, are not the same"
+            what = "its environment or its weights differ from the recorded ones"
         lanes = [
             f"lane {lane}: episode {stream.number(k)}, seed {stream.seed(k)}, from step {steps + 1}"
             for lane, stream, (k, steps) in zip(self._part.lanes, self._streams, places, strict=True)
@@ -144,6 +144,6 @@ class ReplayedWorker:
 
 
 def _lost(failures: Sequence[Failure]) -> list[str]:
-    """The cause of every row that was lost in a step."""
+    """Return the cause of every row that was lost in a step."""
     by_lane = {one.lane: one.cause for one in failures if not one.in_reset and one.cause != "quarantine"}
     return list(by_lane.values())

@@ -1,1 +1,1 @@
-"""Learners that train together: their group, which adds up and agrees, and the processes of it."""
+"""Learners that train together: their group, for sums and agreements, and its processes."""

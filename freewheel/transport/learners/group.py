@@ -1,7 +1,7 @@
-"""Group: learners that train together, over torch.distributed. They add up arrays, agree on a few numbers, and leave notes.
+"""The group of learners that train together, over torch.distributed. They sum arrays, agree on numbers and leave notes.
 
-gloo carries what is in main memory, nccl what is on GPUs (where every learner has one of its own). A learner that has ended or
-cannot be reached is a PeerLostError in all others: at once where its connection is closed, after LIMIT where it says nothing.
+gloo carries arrays in main memory; nccl carries arrays on GPUs if every learner has a separate one. A learner that has
+ended or cannot be reached raises PeerLostError in all others: at once if its connection closes, otherwise after LIMIT.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import torch
     from torch._C._distributed_c10d import Store, Work
 
-JOIN = 120.0  # seconds for all learners to come; they import torch first
+JOIN = 120.0  # seconds for all learners to connect; they import torch first
 LIMIT = 1800.0  # seconds that a sum may take: all learners are in the same update then, but one may be fitting a model first
-LOOK = 0.02  # seconds between two looks while others are waited for
-AGES = timedelta(days=3650)  # for what has no limit: an agreement waits as long as environments take
+LOOK = 0.02  # seconds between two checks in a wait for others
+AGES = timedelta(days=3650)  # in place of no limit: an agreement waits as long as environments take
 ENDING = "ending"  # the name of a note
 
 
@@ -35,8 +35,8 @@ class Group:
 
     def __init__(self, place: RankInfo, store: Store) -> None:
         self.rank, self.count = place.rank, place.count
-        self.why: Callable[[], str] = lambda: ""  # what is known of a learner that is gone
-        self.waited_s = 0.0  # for others, in sums and agreements
+        self.why: Callable[[], str] = lambda: ""  # says which learner is gone, if this is known
+        self.waited_s = 0.0  # seconds of waits for others, in sums and agreements
         self._store, self._own = store, place.host == LOOPBACK
         try:
             self._sums, self._agreements = self._gloo("sums", LIMIT), self._gloo("agreements", None)
@@ -46,7 +46,7 @@ class Group:
         self._devices: tuple[str, ...] = ()
 
     def _gloo(self, name: str, limit: float | None) -> Any:
-        """A group that is not torch's default one: a process may have had others, and will."""
+        """Return a group that is not torch's default one, because a process may use several groups in turn."""
         from torch._C import _distributed_c10d as c10d
 
         gloo: Any = c10d.ProcessGroupGloo  # its methods have no types
@@ -57,7 +57,7 @@ class Group:
         return gloo(c10d.PrefixStore(name, self._store), self.rank, self.count, options)
 
     def close(self) -> None:
-        """Whoever waits for this learner is told that it is gone."""
+        """End the connections: learners that wait for this one get a PeerLostError."""
         for group in (self._sums, self._agreements, self._nccl):
             if group is not None:
                 with suppress(RuntimeError):
@@ -67,7 +67,7 @@ class Group:
     # ---------------------------------------------------------------------------------------------------------------- sums
 
     def sum(self, array: Array) -> None:
-        """In place, over all learners, and the same bits in each."""
+        """Sum in place over all learners. The result has the same bits in each."""
         import torch
 
         began = time.perf_counter()
@@ -92,7 +92,7 @@ class Group:
             tensor.detach().copy_(whole)
 
     def _sum_on_device(self, tensor: torch.Tensor) -> None:
-        """By nccl where every learner has a device of its own, else by way of main memory."""
+        """Sum by nccl if every learner has a separate device, otherwise through main memory."""
         if not self._devices:
             self._devices = self._all_devices(tensor)
         if self._nccl is None and len(set(self._devices)) == self.count and _has_nccl():
@@ -105,7 +105,7 @@ class Group:
             tensor.detach().copy_(there)
 
     def _all_devices(self, tensor: torch.Tensor) -> tuple[str, ...]:
-        """The device of each learner, by a number that no two on any machine share."""
+        """Return the device of each learner, as an identifier that is unique across machines."""
         import torch
 
         own = str(torch.cuda.get_device_properties(tensor.device).uuid)
@@ -123,8 +123,8 @@ class Group:
     # ---------------------------------------------------------------------------------------------------------- agreements
 
     def agree(self, word: NDArray, while_waiting: Callable[[], None] = lambda: None) -> NDArray:
-        """The words [count, n] of all learners, in each; all have to call it. It waits without a limit of its own, because
-        others may be waiting for slow environments: `while_waiting` is called again and again."""
+        """Return the words [count, n] of all learners, which must all call this. The wait has no limit, because others
+        may wait for slow environments: `while_waiting` is called repeatedly."""
         import torch
 
         began = time.perf_counter()
@@ -143,11 +143,11 @@ class Group:
     # --------------------------------------------------------------------------------------------------------------- notes
 
     def note(self, name: str, value: Any) -> None:
-        """Leave a value that JSON can say for all others."""
+        """Leave a value for all others, which JSON can express."""
         self._ask(lambda: self._store.set(name, json.dumps(value)))
 
     def noted(self, name: str, limit: float) -> Any:
-        """The value that a learner leaves under this name within so many seconds; None: none was left."""
+        """Return the value that a learner leaves under this name within `limit` seconds; None if there is none."""
 
         until = time.monotonic() + limit
         while not self._ask(lambda: self._store.check([name])):
@@ -157,12 +157,12 @@ class Group:
         return self._ask(lambda: json.loads(self._store.get(name)))
 
     def end(self, why: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Ask all learners to end the run; returns the reason that was given first."""
+        """Ask all learners to end the run. Return the reason that was given first."""
         return self._ask(lambda: json.loads(self._store.compare_set(ENDING, "", json.dumps(why)) or json.dumps(why)))  # type: ignore[no-any-return]
 
     @property
     def ending(self) -> Mapping[str, Any] | None:
-        """Why a learner has asked all to end; None: none has."""
+        """The reason why a learner has asked all to end; None if none has."""
         found: Mapping[str, Any] | None = self._ask(
             lambda: json.loads(self._store.get(ENDING)) if self._store.check([ENDING]) else None
         )
@@ -180,8 +180,8 @@ class Group:
 
 
 def _done(work: Work) -> bool:
-    """Whether it has ended, after a short wait; raises if it has failed."""
-    with suppress(RuntimeError):  # that is over, or it has failed
+    """Wait a short time. Return whether the work has ended; raise if it has failed."""
+    with suppress(RuntimeError):  # the wait timed out, or the work has failed
         work.wait(timedelta(seconds=LOOK))
     if not work.is_completed():
         return False
@@ -196,6 +196,6 @@ def _has_nccl() -> bool:
 
 
 def _first(error: BaseException) -> str:
-    """The part of a message that says what happened: torch's own are long."""
+    """Return the part of torch's long message that says what happened."""
     text = (str(error).splitlines() or [""])[0]
     return text.rpartition("] ")[2].partition(". This is typically")[0] or repr(error)

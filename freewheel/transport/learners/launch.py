@@ -1,4 +1,4 @@
-"""The processes of several learners on this machine: started beside the first one, watched by it, and ended with it."""
+"""Several learners on this machine: the first one starts the processes of the others, watches them and ends them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from freewheel.transport import forkserver
 from freewheel.transport.learners.group import JOIN, Group
 from freewheel.transport.learners.place import RankInfo, open_store
 
-GRACE = 10.0  # seconds for learners to end after the first one has
-KNOWN = 2.0  # seconds within which it is known how a process has ended
+GRACE = 10.0  # seconds for learners to end after the first one has ended
+KNOWN = 2.0  # seconds within which the exit code of an ended process is known
 PRELOADED = ("freewheel.run.process",)
 
 
 class Learners:
-    """Starts learners 1 to count - 1 on this machine; `group` is that of learner 0. They end with this block, and with this
-    process however it ends."""
+    """Starts learners 1 to count - 1 on this machine; `group` belongs to learner 0. They end with the `with` block, and
+    with this process, however it ends."""
 
     def __init__(self, count: int, target: Callable[[RankInfo, bytes], None], message: bytes) -> None:
-        """Each calls target(its place, message) in a process of its own."""
+        """Each learner calls target(its place, message) in a separate process."""
         self._count, self._target, self._message = count, target, message
         self._processes: list[ForkServerProcess] = []
         self._held = ExitStack()
@@ -56,11 +56,11 @@ class Learners:
         return [process.pid for process in self._processes if process.pid is not None]
 
     def gone(self) -> bool:
-        """Whether one of them has ended. For any moment: it costs a system call."""
+        """Return whether one of the learners has ended. This costs one system call."""
         return bool(connection.wait([process.sentinel for process in self._processes], 0))
 
     def lost(self) -> str:
-        """Which of them have ended, and how; empty: none within a short time."""
+        """Say which learners have ended, and how; empty if none ends within a short time."""
         if not connection.wait([process.sentinel for process in self._processes], KNOWN):
             return ""
         ended = [(rank, process.exitcode) for rank, process in enumerate(self._processes, 1)]
@@ -72,7 +72,7 @@ class Learners:
 
 
 def how(code: int) -> str:
-    """How a process has ended, by its exit code."""
+    """Say how a process has ended, by its exit code."""
     if code >= 0:
         return f"has ended (exit code {code})"
     try:

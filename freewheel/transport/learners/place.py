@@ -1,4 +1,4 @@
-"""Place: which of several learners a process is, and where they meet. torchrun says it by environment variables."""
+"""The place of a process among several learners, and where they meet. torchrun sets it in environment variables."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 LOOPBACK = "127.0.0.1"
-MESSAGE = "message"  # the name of what the first learner sends
-LOOK = 0.05  # seconds between two looks for it
+MESSAGE = "message"  # the key of the first learner's message
+LOOK = 0.05  # seconds between two checks for the message
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # that torchrun sets
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One of `count` learners. `local` of them run on this machine, and this is number `local_rank` of those."""
+    """One of `count` learners. `local` learners run on this machine, and this one is number `local_rank` of them."""
 
     rank: int
     count: int
@@ -34,7 +34,7 @@ class RankInfo:
     by_torchrun: bool = False
 
     def meet(self, seconds: float) -> Store:
-        """Connect to the store of all learners, which outlives each of the others but that of rank 0."""
+        """Connect to the store of all learners, which survives the end of any learner except rank 0."""
         from torch._C._distributed_c10d import PrefixStore, TCPStore
         from torch.distributed.rendezvous import rendezvous
 
@@ -51,7 +51,7 @@ class RankInfo:
 
 
 def open_store(seconds: float) -> tuple[Store, int]:
-    """A store for learners of this machine, which only this machine can reach, and its port."""
+    """Open a store for learners of this machine, which only this machine can reach. Return the store and its port."""
     from torch._C._distributed_c10d import TCPStore
 
     with socket.socket() as listening:
@@ -63,15 +63,15 @@ def open_store(seconds: float) -> tuple[Store, int]:
 
 
 def send(store: Store, message: bytes) -> None:
-    """From the first learner to all others, once."""
-    store.set(MESSAGE, message)  # type: ignore[arg-type] # bytes are taken as they are
+    """Send the first learner's message to all others, once."""
+    store.set(MESSAGE, message)  # type: ignore[arg-type] # it accepts bytes
 
 
 def receive(store: Store) -> bytes:
-    """What the first learner sends, when it has made its plan. PeerLostError: it cannot be reached any more."""
+    """Return the message that the first learner sends after its plan; PeerLostError if it cannot be reached."""
     try:
         while not store.check([MESSAGE]):
-            time.sleep(LOOK)  # a signal ends that
+            time.sleep(LOOK)  # a signal can end the wait
         message: bytes = store.get(MESSAGE)
     except RuntimeError:
         raise PeerLostError("the first learner has ended before it had a plan") from None
@@ -79,7 +79,7 @@ def receive(store: Store) -> bytes:
 
 
 def of_torchrun(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
-    """What torchrun has said of this process; None: it was not started by it, or alone."""
+    """Return the place that torchrun has set; None if torchrun has not started this process, or only this one."""
     if any(name not in environ for name in VARIABLES):
         return None
     try:
@@ -88,7 +88,7 @@ def of_torchrun(environ: Mapping[str, str] = os.environ) -> RankInfo | None:
         port = int(environ["MASTER_PORT"])
     except ValueError:
         said = ", ".join(f"{name}={environ[name]}" for name in VARIABLES)
-        raise UsageError(f"{said} are not what torchrun sets: unset them, or start the run by torchrun") from None
+        raise UsageError(f"{said} are not what torchrun sets: unset them, or start the run with torchrun") from None
     if count <= 1:
         return None
     return RankInfo(rank, count, local_rank, local, environ["MASTER_ADDR"], port, by_torchrun=True)

@@ -1,9 +1,9 @@
-"""Processes that each step an environment and wait for each other: the barrier of lockstep.
+"""The barrier of lockstep: processes that step one environment each and wait for each other.
 
-The parent wakes all of them, and waits until each has answered. Rows are in shared memory. A pipe in each direction carries one
-byte for a step, and values for what is rare: seeds, contexts, failures. Each process writes down which call of its environment it
-makes (heartbeats), so that the time limits hold for each call, and an error names the call. No process is replaced: one that dies
-or hangs ends them all.
+The parent wakes all processes and waits until each has answered. Rows are in shared memory. A pipe in each direction
+carries one byte for a step, and values for rare events: seeds, contexts, failures. Each process records the call of its
+environment in its heartbeat, so the time limits hold for each call, and an error names the call. No process is
+replaced: if one dies or hangs, all end.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from freewheel.transport.clock import LOOK, Limit, clock
 from freewheel.transport.workers import heartbeats as phase
 from freewheel.transport.workers.heartbeats import Heartbeats
 
-GRACE = 3.0  # seconds for environments to close when all is well
-SHORT_GRACE = 0.3  # and after a failure; then SIGTERM, the same time again, then SIGKILL
-TELLS = 0.5  # seconds within which it is known which process has died
+GRACE = 3.0  # seconds for environments to close if nothing has failed
+SHORT_GRACE = 0.3  # seconds after a failure; then SIGTERM, the same time again, then SIGKILL
+TELLS = 0.5  # seconds for a process to end after its pipe has closed
 WAKE, VALUE = b"\0", b"\1"
 
 
 class WakePipe:
-    """One end of two pipes: a byte wakes the process at the other end, and a value may come with it."""
+    """One end of two pipes: a byte wakes the process at the other end, and a value may follow the byte."""
 
     def __init__(self, receiver: Connection, sender: Connection) -> None:
         self._receiver, self._sender = receiver, sender
         self._from, self._to = receiver.fileno(), sender.fileno()
-        poller = select.poll()  # Connection.poll makes a selector at every call
+        poller = select.poll()  # Connection.poll makes a selector for every call
         poller.register(self._from, select.POLLIN)
         self._poll = poller.poll
 
@@ -51,11 +51,11 @@ class WakePipe:
         self._sender.send(value)
 
     def wait(self, seconds: float) -> object:
-        """Whether there is something to receive, or the other end is gone."""
+        """Return a true value if there is something to receive, or if the other end is gone."""
         return self._poll(seconds * 1000)
 
     def receive(self) -> Any:
-        """Waits to be woken. The value that was sent, or None; EOFError if the other end is gone."""
+        """Wait for a wake-up. Return its value, or None; EOFError if the other end is gone."""
         byte = os.read(self._from, 1)
         if not byte:
             raise EOFError
@@ -70,19 +70,19 @@ class WakePipe:
 
 
 def line() -> tuple[WakePipe, WakePipe]:
-    """Both ends."""
+    """Return both ends."""
     (ours, to), (theirs, back) = Pipe(duplex=False), Pipe(duplex=False)
     return WakePipe(ours, back), WakePipe(theirs, to)
 
 
 class Barrier:
-    """Processes that answer in time; otherwise an error names the lane, and all are ended. None is left after `close`."""
+    """Processes that must answer in time; otherwise all are ended, and an error names the lane. `close` leaves none."""
 
     def __init__(self, who: Sequence[str], timeouts: Timeouts, where: Callable[[int], str]) -> None:
-        """`who`: the name of each lane. `where`: what a lane does, for errors."""
+        """`who`: the name of each lane. `where`: describes what a lane does, for errors."""
         self._who, self._where = who, where
         self._limits = (timeouts.construct, timeouts.reset, timeouts.step, timeouts.step)  # by phase
-        self._asked = 0.0  # when they were woken last
+        self._asked = 0.0  # when the processes were last woken
         self._waiting = False  # for their answers
         self.processes: list[ForkServerProcess] = []
         self._lines: list[WakePipe] = []
@@ -94,7 +94,7 @@ class Barrier:
         self._held.callback(self.heartbeats.close)
 
     def start(self, work: Callable[..., None], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Run work(line, heartbeats, number, *arguments) in each; returns what they send first, when they are ready."""
+        """Run work(line, heartbeats, number, *arguments) in each. Return the first value of each, sent when ready."""
         try:
             forkserver.prepare()
             for number, own in enumerate(arguments):
@@ -118,11 +118,11 @@ class Barrier:
         return self._answers(lambda _: None)
 
     def wake(self) -> list[Any]:
-        """What each process answers; None: it has nothing to say."""
+        """Wake each process and return the answers; None: an answer without a value."""
         return self._answers(WakePipe.wake)
 
     def ask(self, values: Sequence[Any]) -> list[Any]:
-        """Send each process its value; what each answers."""
+        """Send each process its value and return the answers."""
         waiting = iter(values)
         return self._answers(lambda line: line.send(next(waiting)))
 
@@ -132,7 +132,7 @@ class Barrier:
         answers = list[Any]()
         try:
             for line in self._lines:
-                with suppress(BrokenPipeError):  # it does not answer either
+                with suppress(BrokenPipeError):  # the wait for its answer will fail
                     begin(line)
             for number, line in enumerate(self._lines):
                 if not line.wait(LOOK):
@@ -144,7 +144,7 @@ class Barrier:
         return answers
 
     def _await(self, number: int) -> None:
-        """Wait for a process that takes long. Which lane it is and what it does is written down for those who look at the run."""
+        """Wait for a slow process. Record its lane and its call, so that the watchdog can name them."""
         while True:
             late = self._late(number)
             if late:
@@ -155,7 +155,7 @@ class Barrier:
                 return
 
     def _late(self, first: int) -> list[int]:
-        """Those from this one on that have not answered, and are in a call for longer than it may take."""
+        """Return the processes from `first` on that have not answered and exceed the time limit of their call."""
         late, memory = [], self.heartbeats.memory.numbers
         for number in range(first, len(self._lines)):
             since = max(self._asked, memory["since"][number] * 1e-9)
@@ -170,7 +170,7 @@ class Barrier:
             here[STEP], here[LANE] = self.heartbeats.step(number), number
 
     def _lost(self, number: int) -> EnvError:
-        """The pipe to this process is closed. Others may have died as well."""
+        """Return the error for a closed pipe to this process. Others may have died as well."""
         sentinels = [process.sentinel for process in self.processes]
         connection.wait([sentinels[number]], TELLS)
         ready = connection.wait(sentinels, 0.0)
@@ -178,14 +178,14 @@ class Barrier:
         return self._ended(dead, f"died (exit code {self.processes[dead[0]].exitcode})")
 
     def _ended(self, lanes: Sequence[int], what: str) -> EnvError:
-        """End all processes because of these."""
+        """End all processes because of these lanes, and return the error."""
         others = f" and {len(lanes) - 1} more" if len(lanes) > 1 else ""
         where = self._where(lanes[0])
         self.close(broken=True)
         return EnvError(f"{self._who[lanes[0]]}{others} {what} ({where})", "worker_death")
 
     def close(self, *, broken: bool = False) -> list[Any]:
-        """End all; what each answers to "close", unless something is wrong with them."""
+        """End all processes. Return their answers to "close", or nothing if the barrier is broken."""
         answers: list[Any] = []
         broken = broken or self._waiting
         for line in self._lines:
@@ -201,5 +201,5 @@ class Barrier:
             line.close()
         self._held.close()
         self.processes, self._lines, self._waiting = [], [], False
-        self._where = str  # whoever gave it can be freed
+        self._where = str  # the caller's object can be freed
         return answers

@@ -42,8 +42,8 @@ class Shape:
     steps: int  # of a slot at most
     context: int = 0  # numbers in an episode's context
     state: int = 0  # numbers in an actor's memory for each lane
-    tickets: int = 0  # numbers that say which episodes were issued to the worker
-    skips: int = 0  # the last slots dropped by a full ring, of which is known what they held
+    tickets: int = 0  # numbers that identify the episodes issued to the worker
+    skips: int = 0  # number of slots dropped last by a full ring whose content is recorded
 
     def fields(self) -> Fields:
         spec, worker, slot = self.spec, (self.workers,), (self.workers, self.slots)
@@ -60,21 +60,21 @@ class Shape:
             "valid": (rows, "?"),
             "lost": (rows, "u1"),  # written if a step had failures: 0, or 1 + index of the cause that lost this row
             "episodes": ((*slot, self.steps * spec.lanes, len(EPISODE) + self.context + len(spec.measures)), "f8"),
-            # before each step, and after the last: rows produced, of these lost to failures, episodes ended in this slot
+            # before each step and after the last: rows produced, rows lost to failures, episodes ended in this slot
             "tally": ((*slot, self.steps + 1, 3), "i8"),
             "state": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory before the first step
             "tickets": ((*slot, self.tickets), "i8"),
-            "known": (slot, "i8"),  # what follows here: NOTHING, LANES, or LANES_AND_RNG
+            "known": (slot, "i8"),  # which of the next three are valid: NOTHING, LANES, or LANES_AND_RNG
             "numbers": ((*slot, spec.lanes), "i8"),  # core.Episode.number of each lane after the last step
-            "memory": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory then
-            "rng": ((*slot, POSITION_WORDS), "i8"),  # where it was in the numbers of its generator
+            "memory": ((*slot, spec.lanes, self.state), "f4"),  # the actor's memory after the last step
+            "rng": ((*slot, POSITION_WORDS), "i8"),  # the position of its random generator then
             # incarnation, version and steps of a dropped slot, by its number
             "skipped": ((*worker, self.skips, 3), "i8"),
             "version": (slot, "i8"),
             "incarnation": (slot, "i8"),
             "count": (slot, "i8"),  # finished steps
             "committed": (worker, "i8"),  # closed slots; also the number of the open one
-            "opened": (worker, "i8"),  # the number of the slot begun last; it is open if it equals `committed`
+            "opened": (worker, "i8"),  # the number of the slot begun last; that slot is open if it equals `committed`
             "taken": (worker, "i8"),  # slots freed
             "reading": (worker, "i8"),  # the slot that the learner is copying
             "time": ((self.workers, len(WORKER_TIME)), "i8"),
@@ -133,18 +133,18 @@ class _Ring:
         return self.committed[0] - self.taken[0]
 
     def at(self, number: int, step: int) -> int:
-        """The index in `tally` of this step of this slot."""
+        """Return the index of this step of this slot in `tally`."""
         return number % self.size * self._stride + 3 * step
 
     def steps(self, number: int) -> int:
         return self.count[number % self.size]
 
     def rows(self, number: int, step: int) -> int:
-        """Rows of a slot before this step, lost ones included."""
+        """Return the rows of a slot before this step, including lost rows."""
         return self.tally[self.at(number, step)] - self.tally[self.at(number, 0)]
 
     def before(self, number: int) -> int:
-        """Rows produced before this slot, which is not freed meanwhile; its writer may begin it at any time."""
+        """Return the rows produced before this slot, which is not freed yet. Its writer may begin it at any time."""
         if self.opened[0] < number:
             produced = self.tally[self.at(number - 1, self.steps(number - 1))]
             if self.opened[0] < number:  # so the slot before it was not overwritten
@@ -152,7 +152,7 @@ class _Ring:
         return int(self.tally[self.at(number, 0)])
 
     def reached(self) -> Tally:
-        """The worker's progress, from the slot that it began last."""
+        """Return the worker's progress, from the slot that it began last."""
         number = self.opened[0]
         steps = self.steps(number)
         at = self.at(number, steps)
@@ -175,7 +175,7 @@ class Writer:
         return self._ring.reached()
 
     def full(self, slots: int = 0) -> bool:
-        """Whether no slot is free because the learner is too slow; `slots`: how many may be used where workers wait, 0: all."""
+        """Return whether no slot is free. `slots`: how many may be used if a full ring makes workers wait; 0: all."""
         ring = self._ring
         if self._overflow is None:
             return ring.closed() >= min(slots or ring.size, ring.size)
@@ -208,7 +208,7 @@ class Writer:
         return self._data[slot]
 
     def row(self, t: int, rows: int, episodes: Sequence[Episode] = (), failures: Sequence[Failure] = ()) -> None:
-        """Step t of every lane is written: publish its rows, its finished episodes and its failures."""
+        """Publish step t, which is written for every lane: its rows, finished episodes and failures."""
         ring, slot, at = self._ring, self.slot, self._at + 3 * t
         tally = ring.tally
         ended = tally[at + ENDED]
@@ -228,14 +228,14 @@ class Writer:
         self._ring.committed[0] += 1
 
     def spend(self, time: Sequence[int]) -> None:
-        """Add to the worker's time; the next fragment that is read has it."""
+        """Add to the worker's time, which the learner reads with the next fragment."""
         clocks = self._ring.clocks
         for kind, ns in enumerate(time):
             if ns:
                 clocks[kind] += ns
 
     def describe(self, begun: memoryview, memory: NDArray | None, rng: NDArray | None) -> None:
-        """Before the slot is closed: episodes that each lane has begun or begins next, and the rest of wire.After."""
+        """Write wire.After, before `commit`. `begun`: episodes of each lane, including the one that begins next."""
         ring, slot, at = self._ring, self.slot, self.slot * len(begun)
         for lane, count in enumerate(begun):
             ring.numbers[at + lane] = count - 1
@@ -251,7 +251,7 @@ class Writer:
 
     @staticmethod
     def _mark_lost(lost: NDArray, failures: Sequence[Failure]) -> int:
-        """Write the cause of each lane that lost its row of this step; returns how many did."""
+        """Write the cause for each lane that lost its row of this step. Return the number of these lanes."""
         lost[:] = 0
         for failure in failures:
             if not failure.in_reset and failure.cause != "quarantine":
@@ -266,32 +266,32 @@ class Reader:
         self._channel, shape = channel, channel.shape
         self._rings = [_Ring(channel.memory, shape, worker) for worker in range(shape.workers)]
         self._number = [0] * shape.workers  # the slot read last
-        self._begun = [0] * shape.workers  # steps read of it
-        self._read = [0] * shape.workers  # rows read or known to be dropped, lost ones included
+        self._begun = [0] * shape.workers  # steps read of that slot
+        self._read = [0] * shape.workers  # rows read or known to be dropped, including lost rows
         self._gap = [False] * shape.workers
         self._passed = [0] * shape.workers  # the first slot that is neither read to its end nor known to be dropped
-        self._skipped: list[list[Skipped]] = [[] for _ in range(shape.workers)]  # since the last fragment
+        self._skipped: list[list[Skipped]] = [[] for _ in range(shape.workers)]  # slots since the last fragment
         self._time = [np.zeros(len(WORKER_TIME), np.int64) for _ in range(shape.workers)]
         self._episode = partial(_episode, shape.context)
         self._lock: AbstractContextManager[None] = channel.overflow or nullcontext()
         self.overflowed = 0  # rows dropped by full rings
 
     def close(self) -> None:
-        """Let go of the memory, which is large."""
+        """Release the memory, which is large."""
         self._rings.clear()
 
     def ready(self) -> list[int]:
-        """Workers with closed fragments."""
+        """Return the workers with closed fragments."""
         memory = self._channel.memory
         return np.flatnonzero(memory["committed"] != memory["taken"]).tolist()
 
     def queued_versions(self) -> list[int]:
-        """The version of the oldest closed fragment of every worker that has one."""
+        """Return the version of the oldest closed fragment of every worker that has one."""
         rings = (self._rings[worker] for worker in self.ready())
         return [ring.version[ring.taken[0] % ring.size] for ring in rings]
 
     def take(self, worker: int) -> Fragment:
-        """The oldest closed fragment of a worker, or its rows that are still unread; frees the slot."""
+        """Return the unread rows of a worker's oldest closed fragment, and free its slot."""
         ring = self._rings[worker]
         with self._lock:
             number = ring.reading[0] = ring.taken[0]
@@ -304,7 +304,7 @@ class Reader:
         return fragment
 
     def take_open(self, worker: int) -> Fragment | None:
-        """The finished rows of a worker's open fragment; None if it has none, or if there are closed ones."""
+        """Return the unread rows of a worker's open fragment; None if it has none, or has closed ones."""
         ring = self._rings[worker]
         with self._lock:
             number = ring.taken[0]
@@ -318,14 +318,14 @@ class Reader:
         return fragment
 
     def settle(self, worker: int) -> Tally:
-        """Close the open slot of a worker that has died."""
+        """Close the open slot of a dead worker. Return the worker's progress."""
         ring = self._rings[worker]
         if ring.opened[0] == ring.committed[0]:
             ring.committed[0] += 1
         return ring.reached()
 
     def account(self, worker: int) -> WorkerRows:
-        """A worker's row counts at one moment, although it may produce more meanwhile."""
+        """Return a worker's row counts at one moment, although it may produce more meanwhile."""
         ring = self._rings[worker]
         with self._lock:
             self._skip(worker)
@@ -344,7 +344,7 @@ class Reader:
         )
 
     def _seen(self, worker: int, number: int) -> int:
-        """Rows already read of this slot."""
+        """Return how many rows of this slot were read."""
         return self._rings[worker].rows(number, self._begun[worker]) if self._number[worker] == number else 0
 
     def _skip(self, worker: int) -> None:
@@ -360,7 +360,7 @@ class Reader:
         self._look_up_skipped(worker, ring)
 
     def _look_up_skipped(self, worker: int, ring: _Ring) -> None:
-        """What the dropped slots held."""
+        """Record what the dropped slots held."""
         begin, end = self._passed[worker], ring.taken[0]
         self._passed[worker] = max(begin, end)
         for number in range(begin, end if ring.skips else begin):
@@ -402,7 +402,7 @@ class Reader:
 
 
 def _lost(ring: _Ring, slot: int, begin: int, end: int) -> dict[str, int]:
-    """Rows lost to environment failures in these steps, by cause."""
+    """Return the rows lost to environment failures in these steps, by cause."""
     failed = [ring.tally[ring.at(slot, step) + FAILED] for step in range(begin, end + 1)]
     steps = begin + np.flatnonzero(np.diff(failed))
     codes, counts = np.unique(ring.lost[slot, steps], return_counts=True)

@@ -1,4 +1,4 @@
-"""Shared memory without a name, sent to processes as a descriptor and freed with its last user; and the mailbox in it."""
+"""Shared memory without a name, sent to processes as a descriptor and freed with its last user, and a mailbox in it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fields = Mapping[str, tuple[tuple[int, ...], str]]  # name -> (shape, dtype)
 
 
 def bytes_of(fields: Fields) -> int:
-    """The size of these arrays, each on separate cache lines."""
+    """Return the size of these arrays, each on separate cache lines."""
     return max(LINE, sum(_lines(shape, dtype) for shape, dtype in fields.values()))
 
 
@@ -34,7 +34,7 @@ class SharedArrays:
         self._descriptor = _anonymous(self.size) if descriptor is None else descriptor
         block = mmap.mmap(self._descriptor, self.size)
         self._arrays: dict[str, NDArray] = {}
-        # The int64 arrays, flat: reading or writing an element is several times faster than in an array.
+        # The int64 arrays, flat: access to an element is several times faster here than in a NumPy array.
         self.numbers: dict[str, memoryview] = {}
         offset = 0
         for name, (shape, dtype) in self.fields.items():
@@ -47,18 +47,18 @@ class SharedArrays:
         return self._arrays[name]
 
     def cells(self, name: str, worker: int) -> memoryview:
-        """One worker's part of the `numbers` of an array [W] or [W, K]."""
+        """Return one worker's part of the `numbers` of an array [W] or [W, K]."""
         each = math.prod(self.fields[name][0][1:])
         return self.numbers[name][worker * each : (worker + 1) * each]
 
     @property
     def path(self) -> str:
-        """Where a child process that runs already can open it, while this process has it."""
+        """The path by which a running child process can open the memory, while this process holds it."""
         return f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
     @classmethod
     def opened(cls, fields: Fields, path: str) -> SharedArrays:
-        """The arrays of another process, by its fields and path."""
+        """Open the arrays of another process by its fields and path."""
         return cls(fields, descriptor=os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ class SharedArrays:
 
 
 def require_memory(size: int, what: str) -> None:
-    """SetupError if there is not enough free memory."""
+    """Raise SetupError if there is not enough free memory."""
     available = free_memory()
     if size > 0.8 * available:
         raise SetupError(
@@ -83,7 +83,7 @@ def require_memory(size: int, what: str) -> None:
 
 
 def _lines(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of an array, in whole cache lines."""
+    """Return the bytes of an array, in whole cache lines."""
     return -(-math.prod(shape) * np.dtype(dtype).itemsize // LINE) * LINE
 
 
@@ -92,7 +92,7 @@ def _attach(fields: Fields, descriptor: Any) -> SharedArrays:
 
 
 def _anonymous(size: int) -> int:
-    """A descriptor of zeroed memory without a name."""
+    """Return a descriptor of zeroed memory without a name."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("freewheel", os.MFD_CLOEXEC)
     else:
@@ -106,14 +106,14 @@ NEVER = -1
 
 
 def most_contexts(first: NDArray) -> tuple[int, int]:
-    """Rows that a table of contexts may have in a run that begins with this one, and the numbers of each."""
+    """Return the most rows that tables of contexts may have in a run that begins with `first`, and their columns."""
     rows, columns = first.shape
     return max(rows, MOST_CONTEXTS) if rows else 0, columns
 
 
 class Mailbox:
-    """Two slots: version v is in slot v mod 2, so v - 1 stays readable until v + 1 is posted. `context`: the most rows that a
-    table of contexts may have, and the numbers of each."""
+    """Two slots: version v is in slot v mod 2, so v - 1 stays readable until v + 1 is posted. `context`: the most rows
+    that a table of contexts may have, and its columns."""
 
     def __init__(self, layout: Mapping[str, tuple[int, ...]], context: tuple[int, int] = (0, 0)) -> None:
         self.layout, self.context = dict(layout), context
@@ -147,11 +147,11 @@ class Mailbox:
         self._memory["latest"][0] = snapshot.version
 
     def buffer(self) -> NDArray:
-        """Memory that `read` can fill repeatedly, because allocating it every time is expensive."""
+        """Return memory that `read` can fill repeatedly, because allocating it every time is expensive."""
         return np.empty_like(self._memory["content"][0])
 
     def read(self, version: int | None = None, buffer: NDArray | None = None) -> Snapshot:
-        """The newest weights, or exactly this version; LookupError if it is not available."""
+        """Return the newest weights, or exactly this version; LookupError if it is not available."""
         flat = self.buffer() if buffer is None else buffer
         while True:
             wanted = self.version if version is None else version
@@ -167,7 +167,7 @@ class Mailbox:
                 raise LookupError(f"version {wanted} is not in the mailbox")
 
     def _views(self, flat: NDArray, rows: int) -> tuple[dict[str, NDArray], NDArray]:
-        """The weights by name, and so many contexts [K, C]."""
+        """Return the weights by name, and this many rows of contexts [K, C]."""
         views, start = {}, 0
         for name, shape in self.layout.items():
             size = math.prod(shape)

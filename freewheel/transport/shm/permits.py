@@ -1,4 +1,4 @@
-"""A pacing between processes: its cells in shared memory, one lock for all of them, and a wakeup for every worker."""
+"""A pacing that processes share: its cells in shared memory, one lock for all cells, and a wakeup for every worker."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from freewheel.transport.wire import Permits
 
 
 class SharedPermits(Permits):
-    """Can be sent to worker processes, where it uses the same cells.
+    """Permits that can be sent to worker processes, where they use the same cells.
 
-    Workers are woken after the lock is released, because they would wait for it otherwise. If this process dies in between,
-    they try again after a while.
+    Workers are woken after the lock is released, because otherwise they would wait for it. If this process dies in
+    between, they try again after a while.
     """
 
     def __init__(self, pacing: Pacing, workers: int) -> None:
@@ -33,7 +33,7 @@ class SharedPermits(Permits):
         return _attach, (pacing, self.memory, self.lock, self.wakeups)
 
     def close(self) -> None:
-        """The pacing keeps a copy of its cells."""
+        """Free the cells; the pacing keeps a copy of them."""
         self.pacing.cells = {name: list(cell) for name, cell in self.pacing.cells.items()}
         self.memory.close()
         self.lock.close()

@@ -1,4 +1,4 @@
-"""Rings of spans in shared memory, one for each worker: they outlive it, and the trainer reads them while it runs."""
+"""Rings of spans in shared memory. Each worker has one, which outlives it and which the trainer reads meanwhile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from freewheel.timeline.track import CAPACITY, NUMBERS, WIDTH, Ring, TurnTrack
 from freewheel.transport.shm.memory import SharedArrays
 from freewheel.transport.workers.heartbeats import CONSTRUCT, RESET, STEP, WAIT, Heartbeats
 
-#: What a worker does in a phase other than a wait, as a kind of span.
+#: The kind of span of each phase other than a wait.
 KINDS = {CONSTRUCT: "down", RESET: "reset", STEP: "step"}
 
 
@@ -30,11 +30,11 @@ class Rings:
         return Ring(self._memory.cells("spans", worker), self._memory.cells("written", worker))
 
     def by_name(self) -> dict[str, Ring]:
-        """Of the row of each worker."""
+        """Return the ring of each worker, by the name of its row."""
         return {row_name(worker): self.ring(worker) for worker in range(self._workers)}
 
     def begin(self, worker: int, heartbeats: Heartbeats) -> TurnTrack:
-        """The track of a worker that starts. What the one before it had not written, because it died, is written first."""
+        """Return the track of a worker that starts. First write the span in which its previous incarnation died."""
         ring, names = self.ring(worker), ("died", "died_in", "kind")
         died, phase, kind = (int(heartbeats.memory[name][worker]) for name in names)
         track = TurnTrack(ring, max(died, self._began))
@@ -47,7 +47,7 @@ class Rings:
 
 
 def doing(heartbeats: Heartbeats, alive: Sequence[bool], now: int) -> Doing:
-    """What each worker does now, or did when it died: no span says it before it has ended."""
+    """Return what each worker does now, or did when it died. A span is written only after its end."""
     memory = heartbeats.memory
     names = ("phase", "since", "kind", "idle", "died", "died_in")
     columns = zip(*(memory[name].tolist() for name in names), strict=True)
@@ -61,5 +61,5 @@ def doing(heartbeats: Heartbeats, alive: Sequence[bool], now: int) -> Doing:
 
 
 def _kind(phase: int, wait: int) -> str:
-    """What a worker does in a phase, as a kind of span; `wait`: of a wait, as an index of WORKER_TIME."""
+    """Return the kind of span of a phase. `wait`: the kind of a wait, as an index of WORKER_TIME."""
     return WORKER_TIME[wait] if phase == WAIT else KINDS[phase]

@@ -19,8 +19,8 @@ from freewheel.transport.shm.sync import ProcessLock
 from freewheel.transport.workers.heartbeats import NO_LANES_LEFT
 from freewheel.transport.workers.roster import Roster, WorkerSlot
 
-LOOK = 0.2  # seconds between two looks at the heartbeats
-STUCK = 1.0  # seconds after which the holder of a lock must have been stopped
+LOOK = 0.2  # seconds between two checks of the heartbeats
+STUCK = 1.0  # seconds: a worker that holds a lock for longer must have been stopped
 GRACE = 1.0  # seconds for workers to end by themselves, and again after SIGTERM
 
 
@@ -30,7 +30,7 @@ class Supervisor(Roster[ForkServerProcess]):
 
     spawn: Callable[[int, int], ForkServerProcess]  # (worker, incarnation) -> a process, not yet started
     settle: Callable[[int, bool], None]  # (worker, for good): called after its death, before a replacement starts
-    locks: Sequence[ProcessLock] = ()  # that a stopped worker may hold; held during `settle`
+    locks: Sequence[ProcessLock] = ()  # a stopped worker may hold them; the supervisor holds them during `settle`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,7 +126,7 @@ class Supervisor(Roster[ForkServerProcess]):
             self.settle(worker, for_good)
 
     def _cause(self, worker: int, code: int, call: str) -> str:
-        """How a worker ended; `call`: of its env, which was the cause unless somebody else killed it."""
+        """Say how a worker ended. `call`: its env call, the likely cause unless another process killed the worker."""
         if code == forkserver.ORPHANED:
             return "lost its forkserver"
         at = f" in {call}" if call else ""

@@ -19,7 +19,7 @@ FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 class ProcessLock:
-    """A reentrant lock over all processes that it was sent to, and over the threads of each."""
+    """A reentrant lock, shared by all processes that it was sent to and by their threads."""
 
     def __init__(self, *, descriptor: int | None = None) -> None:
         self._descriptor = os.memfd_create("freewheel-lock", os.MFD_CLOEXEC) if descriptor is None else descriptor
@@ -29,7 +29,7 @@ class ProcessLock:
         self._here.acquire()
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX)
-        except BaseException:  # an interrupt came while it waited
+        except BaseException:  # an interrupt ended the wait
             self._here.release()
             raise
         self._depth += 1
@@ -38,7 +38,7 @@ class ProcessLock:
         self.release()
 
     def acquire(self, seconds: float) -> bool:
-        """Try for this many seconds; the holder may have been stopped."""
+        """Try for this many seconds, because the holder may be stopped. Return whether it succeeded."""
         limit = Limit(seconds)
         if not self._here.acquire(timeout=seconds):
             return False
@@ -61,7 +61,7 @@ class ProcessLock:
         self._here.release()
 
     def holder(self) -> int | None:
-        """The id of another process that holds it, if any."""
+        """Return the ID of another process that holds the lock, if any."""
         question = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
         kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(self._descriptor, fcntl.F_GETLK, question))
         return None if kind == fcntl.F_UNLCK else int(pid)
@@ -79,12 +79,12 @@ def _attach_lock(descriptor: Any) -> ProcessLock:
     return ProcessLock(descriptor=descriptor.detach())
 
 
-LISTENERS = 64  # listeners that can have their own wakeup
+LISTENERS = 64  # the most wakeups; more listeners share them
 
 
 class Wakeup:
-    """A counter in the kernel, so that notifications before a wait count. One wait consumes all of them; with `each`, one
-    notification ends one wait."""
+    """A counter in the kernel, which keeps notifications that come before a wait. A wait consumes all of them; with
+    `each`, it consumes one."""
 
     def __init__(self, *, each: bool = False, descriptor: int | None = None) -> None:
         flags = os.EFD_NONBLOCK | os.EFD_CLOEXEC | (os.EFD_SEMAPHORE if each else 0)
@@ -99,7 +99,7 @@ class Wakeup:
             return
 
     def wait(self, seconds: float) -> bool:
-        """Whether there was a notification within this time; resets the counter."""
+        """Return whether a notification came within this time, and consume it."""
         if not self._poll.poll(max(0.0, seconds) * 1000):
             return False
         try:
@@ -121,8 +121,8 @@ class Wakeup:
 
 
 class Wakeups:
-    """A wakeup for every listener. The number of descriptors that can be sent to a process is limited, so more than LISTENERS
-    listeners share wakeups, with one notification for one wait."""
+    """A wakeup for every listener. A process can receive a limited number of descriptors, so more than LISTENERS
+    listeners share wakeups. One notification then ends one wait."""
 
     def __init__(self, listeners: int) -> None:
         self._wakeups = [Wakeup(each=listeners > LISTENERS) for _ in range(min(listeners, LISTENERS))]
@@ -132,7 +132,7 @@ class Wakeups:
         return self._wakeups[listener % LISTENERS]
 
     def notify(self, listeners: Iterable[int]) -> None:
-        """Those that share a wakeup with them are woken too, or the wrong one might be woken alone."""
+        """Wake these listeners and all that share their wakeups: otherwise only the wrong one might wake up."""
         for first in {listener % LISTENERS for listener in listeners}:
             self[first].notify(len(range(first, self._listeners, LISTENERS)))
 

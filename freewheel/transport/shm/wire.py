@@ -35,7 +35,7 @@ class SharedMemoryWire(SupervisedWire):
         super().__init__(factory, spec, pacing, size)
         self._modules, self._nice = spec.workers.modules, spec.workers.nice
         self._rings: Rings | None = None  # where workers write their timeline
-        self._stopped = 0  # ns, when they were told to end
+        self._stopped = 0  # ns: when the workers were asked to end
         shape = Shape(
             replace(spec.env, lanes=self.lanes),
             size.workers,
@@ -138,7 +138,7 @@ class SharedMemoryWire(SupervisedWire):
         self.channel.wakeup.notify()
 
     def _stop(self) -> None:
-        """Wake waiting workers, so that they notice the end."""
+        """End the workers. Waiting ones are woken, so that they notice the end."""
         self._stopped = perf_counter_ns()
         self.heartbeats.stop()
         self.permits.wakeups.notify(range(self.authors))

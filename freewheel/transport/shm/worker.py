@@ -1,4 +1,4 @@
-"""A worker acts within its grants, writes rows into its slots and reports failures; its process ends when it is asked to."""
+"""The worker process: it acts within its grants, writes rows into its slots, reports failures, and ends on request."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Permits_co = TypeVar("Permits_co", bound=Permits, covariant=True)
 
 @dataclass(frozen=True)
 class WorkerResources(Generic[Permits_co]):
-    """All that a worker shares with the learner."""
+    """Everything that a worker shares with the learner."""
 
     factory: bytes  # a cloudpickled RunnerFactory
     port: Port
@@ -52,8 +52,8 @@ class WorkerResources(Generic[Permits_co]):
     permits: Permits_co
     context: NDArray  # [K, C] for episodes that begin before the first weights are loaded
     nice: int = 0  # how much to lower the priority
-    resume: Mapping[str, NDArray] | None = None  # for Runner.load_state_dict: where an earlier run's worker was
-    rings: Rings | None = None  # where it writes its timeline
+    resume: Mapping[str, NDArray] | None = None  # for Runner.load_state_dict: the worker's state in an earlier run
+    rings: Rings | None = None  # the worker writes its timeline here
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class WorkerId:
     worker: int
     incarnation: int
     lanes: range
-    place: int  # in what it shares: its number, unless it has that for itself
+    place: int  # its index in the shared memory: its number, or 0 if no other worker shares that memory
 
 
 def work(shared: WorkerResources[SharedPermits], who: WorkerId) -> None:
@@ -74,7 +74,7 @@ def work(shared: WorkerResources[SharedPermits], who: WorkerId) -> None:
 
 
 def exit_code(work: Callable[[], None], heartbeats: Heartbeats, place: int) -> int:
-    """Do a worker's work and report what ends it; 0: nothing does."""
+    """Do a worker's work. Report an error that ends it, and return the exit code."""
     try:
         work()
     except FreewheelError as error:
@@ -87,7 +87,7 @@ def exit_code(work: Callable[[], None], heartbeats: Heartbeats, place: int) -> i
 
 
 class Worker:
-    """Its envs and policy: writes one fragment for each grant, and begins the next episodes when it is told to."""
+    """A worker's envs and policy. It writes one fragment for each grant, and begins episodes when its caller asks."""
 
     def __init__(self, shared: WorkerResources[Permits], who: WorkerId) -> None:
         self._shared, self._who, self._heartbeats, self._place = shared, who, shared.heartbeats, who.place
@@ -109,7 +109,7 @@ class Worker:
         self._out_of_space_before = self._out_of_space[0]
         self._reported: set[str] = set()
         self._loaded, self._weights = NEVER, shared.mailbox.buffer()
-        self._memory_checked = 0  # ns, when the memory was measured last
+        self._memory_checked = 0  # ns: when the memory was last measured
         self._heartbeats.enter(worker, phase.CONSTRUCT)
         calls = LaneCalls(self._heartbeats, worker, who.lanes)
         with watching(calls):
@@ -135,11 +135,11 @@ class Worker:
 
     @property
     def over(self) -> bool:
-        """An episode has ended: `begin_next` comes before the next fragment."""
+        """True if an episode has ended: call `begin_next` before the next fragment."""
         return self._runner.over
 
     def write(self, grant: Grant) -> None:
-        """Write a fragment into the next slot and close that."""
+        """Write a fragment into the next slot and close the slot."""
         self._load(grant)
         tickets = () if self._tickets is None else self._tickets.history
         data = self._writer.begin(self._runner.version, self._runner.state, tickets)
@@ -147,18 +147,18 @@ class Worker:
         self._commit(exact=grant.exact)
 
     def begin_next(self) -> None:
-        """Begin the next episodes where one has ended."""
+        """Begin the next episode of each lane whose episode has ended."""
         self._autoreset()
-        self._writer.spend(self._spent(perf_counter_ns()))  # the last fragment may be its last
+        self._writer.spend(self._spent(perf_counter_ns()))  # now, because there may be no later fragment
 
     def waited(self, kind: int, began: int) -> None:
-        """It waited from `began` (ns) until now."""
+        """Record a wait from `began` (ns) until now."""
         now = perf_counter_ns()
         self._track.waited(kind, began, now, self._runner.counted)
         self._runner.spend(kind, now - began)
 
     def close(self) -> None:
-        """What an env does in its close() is told like other reports, once for all workers."""
+        """Close the envs. Warnings of their close() are reported like failures, once for all workers."""
         self._track.cut(perf_counter_ns(), self._runner.counted)
         with warnings.catch_warnings(record=True, action="ignore") as caught:
             warnings.simplefilter("always", RuntimeWarning)
@@ -171,7 +171,7 @@ class Worker:
             self._heartbeats.report(self._place, note)
 
     def _report_ready(self, began: int) -> None:
-        """`began`: when the environments were made, and their first episodes began."""
+        """`began` (ns): when the environments were complete and their first episodes began."""
         self._runner.spent()
         self._heartbeats.memory["ready"][self._place] = perf_counter_ns()
         self._heartbeats.memory["peak"][self._place] = _peak()
@@ -223,7 +223,7 @@ class Worker:
         self._runner.over = False
 
     def _calling(self, what: str) -> None:
-        """An episode of an earlier run is played again: each call of the environment has its own time limit."""
+        """Note a call in the replay of an earlier run's episode: each call has its own time limit."""
         self._heartbeats.enter(self._place, phase.RESET if what == "reset" else phase.STEP)
 
     def _commit(self, *, exact: bool) -> None:
@@ -238,7 +238,7 @@ class Worker:
         self._writer.commit(time)
 
     def _spent(self, now: int) -> list[int]:
-        """Time since the last call; what is not accounted for is OTHER."""
+        """Return the time since the last call, by kind; the rest is OTHER."""
         time = self._runner.spent()
         time[OTHER] += max(0, now - self._mark - sum(time))
         self._mark = now
@@ -252,7 +252,7 @@ class Worker:
             about = phase.kind(failure.report)
             if about.split(":")[0].endswith("MemoryError"):  # numpy has a subclass of it
                 raise MemoryError
-            if failure.cause == "quarantine":  # the failure itself is reported already
+            if failure.cause == "quarantine":  # the failure itself was reported before
                 self._heartbeats.report(self._place, failure.report.split("\n", 1)[0])
             elif about not in self._reported:
                 self._reported.add(about)
@@ -260,11 +260,11 @@ class Worker:
 
 
 class WorkerProcess(Worker):
-    """A worker that fetches its grants itself, until it is told to end."""
+    """A worker that fetches its grants itself until it has to end."""
 
     def __init__(self, shared: WorkerResources[SharedPermits], who: WorkerId) -> None:
         self._permits = shared.permits
-        self._unnotified = False  # a slot was closed and the learner was not woken yet
+        self._unnotified = False  # a slot is closed, and the learner was not woken yet
         super().__init__(shared, who)
 
     def run(self) -> None:
@@ -300,7 +300,7 @@ class WorkerProcess(Worker):
                 self._give_back()
                 wakeup, kind = slot_freed, WAIT_SLOT
             else:
-                heartbeats.enter(worker, phase.STEP)  # before `take`: an announced worker can be timed out
+                heartbeats.enter(worker, phase.STEP)  # before `take`: an announced worker can time out
                 grant = permits.take(worker, writer.tally)
                 self._notify_learner()
                 if grant is not None:
@@ -318,5 +318,5 @@ class WorkerProcess(Worker):
 
 
 def _peak() -> int:
-    """kB, the largest use of memory of this process."""
+    """Return the peak memory of this process in kB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

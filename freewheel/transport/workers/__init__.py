@@ -1,1 +1,1 @@
-"""What all supervised workers have in common, whatever wire carries their rows: heartbeats, losses, progress, and states."""
+"""The common parts of supervised workers, for any wire: heartbeats, losses, progress, and states."""

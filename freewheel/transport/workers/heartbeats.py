@@ -1,4 +1,4 @@
-"""Heartbeats in shared memory: each worker's phase, since when, its progress, its reports; and which workers are slow."""
+"""Heartbeats in shared memory: each worker's phase, its start, progress and reports; and a search for slow workers."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ TURN = 0.5  # seconds: the longest wait of a worker before it updates its heartb
 UNKNOWN = -1  # a seed
 NO_LANES_LEFT = 4  # exit code of a worker that has given up all its lanes
 REPORT_BYTES = 16384  # of a report, which is often an environment's traceback; longer ones are cut
-KIND = 500  # characters that tell reports apart
-REPORTS = 8  # unread reports of a worker; then the oldest is lost
+KIND = 500  # characters that identify the kind of a report
+REPORTS = 8  # unread reports of a worker; one more replaces the oldest
 NUMBERS = re.compile(r"(?<!\S)(?<!lane )\S*\d\S*")
 
 
 def kind(report: str) -> str:
-    """The beginning of the last line of a report, without its numbers: reports of one kind are shown once."""
+    """Return the beginning of a report's last line, without numbers: reports of one kind are shown once."""
     return NUMBERS.sub("#", report.rstrip().rsplit("\n", 1)[-1][:KIND])
 
 
 class Heartbeats:
-    """Each value is written only by its worker while it runs."""
+    """The heartbeats of all workers. While a worker runs, only that worker writes its values."""
 
     def __init__(self, workers: int, lanes: int, name: str = "") -> None:
-        """`lanes` of each worker; `name` of the environment, for messages."""
+        """`lanes`: of each worker. `name`: of the environment, for messages."""
         self._name, self._lanes = name, lanes
         each = ((workers,), "i8")
         self.memory = SharedArrays(
@@ -49,10 +49,10 @@ class Heartbeats:
                 "idle": each,  # ... and ns, when it began
                 "died": each,  # ns, when the previous incarnation died, ...
                 "died_in": each,  # ... and its phase then
-                "ready": each,  # ns, when the present one had made its environments
+                "ready": each,  # ns, when the present incarnation had begun its first episodes
                 "out_of_space": each,  # rows with an observation outside its space, of all incarnations
                 "peak": each,  # kB, the largest use of memory
-                "lane": each,  # of those of the worker, from 0: which one is being called
+                "lane": each,  # which lane of the worker is being called, from 0
                 "seed": ((workers, lanes), "i8"),  # of each lane's present episode
                 "before": ((workers, lanes), "i8"),  # steps of the worker before that episode
                 "begun": ((workers, lanes), "i8"),  # episodes begun by each lane, over all incarnations
@@ -69,7 +69,7 @@ class Heartbeats:
         self.memory.numbers["phase"][worker] = phase
 
     def wait(self, worker: int, kind: int, began: int) -> None:
-        """A wait of this kind, that began at this time (ns), goes on."""
+        """Note that a wait of this kind, which began at this time (ns), continues."""
         self.memory.numbers["kind"][worker], self.memory.numbers["idle"][worker] = kind, began
         self.enter(worker, WAIT)
 
@@ -86,7 +86,7 @@ class Heartbeats:
         reported[worker] += 1
 
     def reports(self, worker: int, since: int) -> Iterator[str]:
-        """The worker's reports from this number on that are not overwritten yet."""
+        """Yield the worker's reports from this number on that are not overwritten yet."""
         count = int(self.memory["reported"][worker]) // 2
         for number in range(max(since, count - REPORTS), count):
             yield bytes(self.memory["reports"][worker, number % REPORTS]).rstrip(b"\0").decode(errors="replace")
@@ -99,12 +99,12 @@ class Heartbeats:
         return self._age(self.memory["since"] * 1e-9)
 
     def waited(self) -> NDArray:
-        """[W] seconds since each worker that waits began to."""
+        """[W] seconds since the present wait of each waiting worker began."""
         return self._age(self.memory["idle"] * 1e-9)
 
     def call_age(self) -> NDArray:
-        """[W] as `age`, but from when a worker with several lanes was first seen to step the present one. Where several threads
-        ask, one of them may see it a look later."""
+        """[W] as `age`, but if a worker has several lanes, since this method first saw it step its present lane. If
+        several threads call this, one of them may see that one call later."""
         stepped = self.memory["steps"] * self._lanes + self.memory["lane"]
         moved = stepped != self._stepped
         self._stepped[moved], self._seen[moved] = stepped[moved], time.monotonic()
@@ -112,7 +112,7 @@ class Heartbeats:
         return self._age(np.maximum(since, self._seen) if self._lanes > 1 else since)
 
     def call(self, worker: int) -> str:
-        """What a worker is doing, so that it can be repeated; empty where that is not known."""
+        """Describe a worker's call, so that the user can repeat it; empty if it is not known."""
         memory, lane = self.memory, int(self.memory["lane"][worker])
         phase, seed = PHASES[memory["phase"][worker]], int(memory["seed"][worker, lane])
         if phase == "wait" or (seed == UNKNOWN and phase != "construct") or not self._name:
@@ -120,7 +120,7 @@ class Heartbeats:
         return f"{call_of(phase, seed, self.step(worker))} (lane {worker * self._lanes + lane} of {self._name})"
 
     def step(self, worker: int) -> int:
-        """Which step of its episode a worker makes, or makes next; 0 in a reset."""
+        """Return which step of its episode a worker makes now or next; 0 in a reset."""
         memory, lane = self.memory, int(self.memory["lane"][worker])
         if memory["phase"][worker] == RESET:
             return 0
@@ -145,8 +145,8 @@ class Heartbeats:
 
 
 class LaneCalls:
-    """Writes down which call of which lane a worker makes, for core.Env.watch. Implements rollout.probe.Watch, for lanes that are
-    made."""
+    """Records which call of which lane a worker makes, for core.Env.watch. Implements rollout.probe.Watch for the
+    construction of lanes."""
 
     def __init__(self, heartbeats: Heartbeats, worker: int, lanes: range) -> None:
         self._heartbeats, self._worker, self._first, memory = heartbeats, worker, lanes.start, heartbeats.memory
@@ -154,7 +154,7 @@ class LaneCalls:
         self._seeds, self._before = memory.cells("seed", worker), memory.cells("before", worker)
 
     def __call__(self, phase: Phase, episode: int, step: int) -> None:
-        """A lane is being made: `episode` is its number. The first one is reset, with seed 0, to see what it returns."""
+        """Note the construction of a lane: `episode` is its number. The first one is also reset, once, with seed 0."""
         if phase == "reset":
             self.reset(0, 0)
             return
@@ -168,13 +168,13 @@ class LaneCalls:
 
 WINDOW = 5.0  # seconds over which steps are averaged
 SLOW = 10.0  # times the median of the others
-NOTICE = 1.0  # seconds: a running step counts only when it has lasted this long; the worker may have lost the processor
-PAUSE_ERROR = int(2 * TICK * 1e9)  # ns: how exactly the length of a pause is known
+NOTICE = 1.0  # seconds: a shorter running step does not count, because the worker may have lost the processor
+PAUSE_ERROR = int(2 * TICK * 1e9)  # ns: the error of the length of a pause
 BUSY = [WORKER_TIME.index("step"), WORKER_TIME.index("reset")]
 
 
 class Stragglers:
-    """Statistics from the counters in shared memory."""
+    """Statistics of workers, from the counters in shared memory."""
 
     def __init__(self, heartbeats: Heartbeats, times: NDArray) -> None:
         self._heartbeats, self._times = heartbeats, times  # [W, len(WORKER_TIME)] ns, of all incarnations
@@ -185,15 +185,15 @@ class Stragglers:
         self._steps, self._busy = np.zeros(workers, np.int64), np.zeros(workers, np.int64)  # ns
         self._counted = np.zeros(
             workers, np.int64
-        )  # ns of step and reset as the workers have counted them, sleep included
-        self._pauses = len(clock.pauses)  # those that are dealt with
+        )  # ns of step and reset as the workers have counted them, with pauses
+        self._pauses = len(clock.pauses)  # pauses that were processed
         self._asleep: list[list[int]] = [
             [] for _ in range(workers)
-        ]  # ns of pauses that may be in what each counts next
+        ]  # ns of pauses that may be in the time that each adds next
         self._look()
 
     def close(self) -> None:
-        """Keep the last times, and let go of the memory that they are in."""
+        """Keep a copy of the last times and release their memory."""
         self._times = self._times.copy()
 
     def take(self, worker: int, episodes: Sequence[Episode]) -> None:
@@ -202,7 +202,7 @@ class Stragglers:
             self._episodes[worker] += 1, episode.length, episode.seconds
 
     def slow(self) -> list[str]:
-        """A line for every worker that has become slow since the last call."""
+        """Return a line for every worker that has become slow since the last call."""
         self._look()
         mean = self._recent()
         known = mean > 0
@@ -216,7 +216,7 @@ class Stragglers:
         ]
 
     def table(self) -> list[dict[str, Any]]:
-        """Each worker's means over the whole run."""
+        """Return each worker's means over the whole run."""
         steps = np.maximum(self._heartbeats.memory["steps"], 1)
         step, reset = (self._times[:, kind] * 1e-9 for kind in BUSY)
         return [
@@ -232,20 +232,20 @@ class Stragglers:
         ]
 
     def produced(self) -> dict[str, float | None]:
-        """All episodes that ended, including those whose rows were dropped: shows whether long ones are missing in training."""
+        """Return means of all ended episodes, dropped ones included: they show whether training lacks long episodes."""
         count, steps, seconds = self._episodes.sum(axis=0).tolist()
         means = {"length_mean": steps / count, "seconds_mean": seconds / count} if count else {}
         return {"count": int(count), "length_mean": None, "seconds_mean": None} | means
 
     def mean_step(self) -> float:
-        """Seconds of a step, resets included, over all workers and the whole run; 0 before the first fragment."""
+        """Return the mean seconds of a step, resets included, over the whole run; 0 before the first fragment."""
         self._align()
         return float(self._busy.sum() * 1e-9 / max(1, int(self._steps.sum())))
 
     def _align(self) -> None:
-        """Workers add their time when they close a fragment; read their step counts only then, so that both match.
+        """Workers add their time when they close a fragment. Read their step counts only then, so that both match.
 
-        A step during which all were stopped is as long as that for the worker: it is counted without.
+        A worker's time contains pauses of the whole run, which are subtracted.
         """
         if clock.behind(time.monotonic()):
             return
@@ -268,8 +268,8 @@ class Stragglers:
             self._past.popleft()
 
     def _recent(self) -> NDArray:
-        """[W] mean seconds of recent steps, or of all steps where none is recent; a running step counts with its age. What may be
-        left of a pause in the time of a worker is not counted."""
+        """[W] mean seconds of recent steps, or of all steps if none is recent. A running step counts with its age. The
+        possible rest of a pause in a worker's time does not count."""
         (since, steps_then, busy_then), (_, steps, busy) = self._past[0], self._past[-1]
         taken, left = steps - steps_then, PAUSE_ERROR * sum(pause.ended > since for pause in clock.pauses)
         spent = np.maximum(busy - busy_then - left, 0)
@@ -280,7 +280,7 @@ class Stragglers:
 
 
 def _slept(pending: list[int], added: int) -> int:
-    """How much of the time that a worker has added were pauses: those that fit in. They and earlier ones are dealt with."""
+    """Return how much of a worker's added time was pauses: all that fit in. Remove these and earlier ones."""
     slept = done = 0
     for number, pause in enumerate(pending, 1):
         if pause - PAUSE_ERROR < added - slept:
@@ -290,7 +290,7 @@ def _slept(pending: list[int], added: int) -> int:
 
 
 def _median(means: NDArray) -> float:
-    """Of the known means, which are above 0."""
+    """Return the median of the known means, which are above 0."""
     return float(np.median(means[means > 0])) if (means > 0).any() else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Where a process is in an environment, in shared memory: what it was doing when it hung or died can be said, and done again."""
+"""The present call of an environment, in shared memory: if its process hangs or dies, an error can name the call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CELLS = ("phase", "since", "episode", "step", "good")  # since: CLOCK_MONOTONIC 
 
 
 class At(NamedTuple):
-    """A call of an environment that has not returned yet, as far as one knows."""
+    """A call of an environment that has not returned yet, as far as the reader knows."""
 
     phase: Phase
     age: float  # seconds, without those in which the reader was stopped
@@ -25,15 +25,15 @@ class At(NamedTuple):
     good: int  # steps that returned before
 
     def limit(self, timeouts: Timeouts) -> float:
-        """Seconds that it may take."""
+        """Return the seconds that the call may take."""
         return float(getattr(timeouts, FLAGS[self.phase])) if self.phase in FLAGS else CLOSE_LIMIT
 
     def called(self, seed: int) -> str:
-        """The call in words; `seed` is that of the episode."""
+        """Describe the call; `seed` is the seed of its episode."""
         return call_of(self.phase, seed, self.step)
 
     def overdue(self, timeouts: Timeouts, seed: int) -> str:
-        """What to say of a call that takes too long."""
+        """Describe a call that takes too long."""
         remedy = (
             f"; is it waiting for something? --{FLAGS[self.phase]}-timeout allows more" if self.phase in FLAGS else ""
         )
@@ -41,14 +41,14 @@ class At(NamedTuple):
 
 
 def call_of(phase: str, seed: int, step: int) -> str:
-    """A call of an environment in words, so that it can be repeated."""
+    """Describe a call of an environment, so that the user can repeat it."""
     if phase == "step":
         return f"step {step} of the episode with seed {seed}"
     return f"reset() with seed {seed}" if phase == "reset" else "close()" if phase == "close" else "its constructor"
 
 
 class CallTracker:
-    """Written by one process before every call, which costs less than a microsecond. Implements rollout.probe.Watch."""
+    """Cells that one process writes before every call, in less than a microsecond. Implements rollout.probe.Watch."""
 
     def __init__(self) -> None:
         self._memory = SharedArrays(dict.fromkeys(CELLS, ((1,), "i8")))

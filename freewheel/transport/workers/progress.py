@@ -1,4 +1,4 @@
-"""How far a worker's lanes have come, by what was delivered: a run that goes on brings them back there."""
+"""The progress of a worker's lanes by the delivered rows: a resumed run brings the lanes back there."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ALL_BYTES = 4 * MOST_BYTES  # of the recordings of all workers
 
 
 class WorkerProgress:
-    """One worker. Fragments come in the order in which they were written; those that were not delivered will be written again."""
+    """The progress of one worker. Fragments come in the order of writing; a resumed run repeats undelivered ones."""
 
     def __init__(self, lanes: int, state_size: int, rng: NDArray, context: NDArray, *, workers: int) -> None:
-        self.numbers = [0] * lanes  # of the episode under way, or of the one that begins next
+        self.numbers = [0] * lanes  # the number of each lane's present or next episode
         self._memory = np.zeros((lanes, state_size), np.float32)
         self._rng: NDArray | None = rng  # as in After; None: not known
         self._contexts = [context] * lanes
@@ -29,7 +29,7 @@ class WorkerProgress:
         return np.asarray(self._recording.steps != 0)
 
     def add(self, fragment: Fragment, context: NDArray) -> None:
-        """The next fragment; context: the table of its version."""
+        """Add the next fragment; context: the table of its version."""
         data, after = fragment.data, fragment.after
         if fragment.gap or (after is None and self._memory.size):
             self._recording.forget()
@@ -39,7 +39,7 @@ class WorkerProgress:
             if fragment.episodes or fragment.rows < data.valid.size:
                 ended = (data.terminated | data.truncated | ~data.valid).any(axis=0)
             self._recording.add(data, ends=bool(ended.any()))
-        if after is None:  # the first rows of a fragment that is still open, or whose writer has died
+        if after is None:  # the fragment is still open, or its writer has died
             self._rng = None
             numbers = self.numbers.copy()
             for episode in fragment.episodes:
@@ -49,13 +49,13 @@ class WorkerProgress:
         for lane, number in enumerate(numbers):
             if ended[lane]:
                 self._contexts[lane] = context
-            elif number != self.numbers[lane] and not fragment.gap:  # it began between the last fragment and this one
+            elif number != self.numbers[lane] and not fragment.gap:  # the episode began between two fragments
                 self._contexts[lane] = context
                 self._recording.restart(lane, steps)
         self.numbers = numbers
 
     def state(self) -> dict[str, Array]:
-        """For Runner.load_state_dict."""
+        """Return the arrays for Runner.load_state_dict."""
         states = LaneStates(self.numbers, self._memory, self._contexts, self._recording.state())
         return states.to_arrays() | ({} if self._rng is None else {"rng": words_at(self._rng)})
 

@@ -10,12 +10,12 @@ from typing import Generic, Protocol, TypeVar
 from freewheel.rollout.factory import Timeouts
 from freewheel.transport.workers.heartbeats import CONSTRUCT, PHASES, TURN, WAIT, Heartbeats
 
-GOOD_STEPS, FAILURES = 10, 3  # a worker is given up after three failures with fewer good steps between them
+GOOD_STEPS, FAILURES = 10, 3  # a worker is given up after FAILURES failures with fewer good steps between them
 BACKOFF = (0.0, 0.1, 0.5)  # seconds before a restart, by number of failures in a row
 
 
 class Process(Protocol):
-    """What runs a worker, here or elsewhere."""
+    """The process of a worker, on this machine or another."""
 
     @property
     def pid(self) -> int | None: ...  # on this machine
@@ -58,7 +58,7 @@ class WorkerLoss:
 
 @dataclass
 class Roster(Generic[P]):
-    """`count` workers. Whoever starts and watches them fills it in."""
+    """The list of `count` workers. The code that starts and watches them fills it in."""
 
     count: int
     heartbeats: Heartbeats
@@ -76,17 +76,17 @@ class Roster(Generic[P]):
         return sum(slot.given_up for slot in self.slots)
 
     def settled(self, worker: int, *, for_good: bool) -> None:
-        """A worker has died: called before another one takes its place."""
+        """Handle the death of a worker, before another one takes its place."""
         raise NotImplementedError
 
     def begin(self, slot: WorkerSlot[P]) -> None:
-        """The next incarnation of a worker is about to start."""
+        """Prepare the start of a worker's next incarnation."""
         slot.incarnation += 1
         slot.steps = int(self.heartbeats.memory["steps"][slot.worker])
         self.heartbeats.enter(slot.worker, CONSTRUCT)
 
     def take_due(self) -> list[WorkerSlot[P]]:
-        """Those to be started again now; counts them."""
+        """Return the workers that are to start again now, and count their restarts."""
         now = time.monotonic()
         due = [slot for slot in self.slots if slot.process is None and not slot.given_up and now >= slot.due]
         self.restarts += len(due)
@@ -95,7 +95,7 @@ class Roster(Generic[P]):
         return due
 
     def overdue(self) -> Iterator[tuple[WorkerSlot[P], str]]:
-        """Workers that exceed a time limit, and which."""
+        """Yield the workers that exceed a time limit, and what they did not do."""
         limits = (self.limits.construct, self.limits.reset, self.limits.step, max(self.limits.step, 2 * TURN))
         phases, ages = self.heartbeats.memory["phase"].tolist(), self.heartbeats.call_age().tolist()
         for slot in self.slots:
@@ -110,7 +110,7 @@ class Roster(Generic[P]):
                 yield slot, f"did not {late}"
 
     def note_death(self, slot: WorkerSlot[P]) -> None:
-        """Its process has ended."""
+        """Note that the worker's process has ended."""
         memory, worker = self.heartbeats.memory, slot.worker
         slot.process = None
         memory["died_in"][worker] = memory["phase"][worker]
@@ -120,7 +120,7 @@ class Roster(Generic[P]):
     def note_loss(
         self, slot: WorkerSlot[P], reason: str, report: str = "", *, hopeless: bool = False, own_fault: bool = True
     ) -> None:
-        """That was not expected. hopeless: its steps do not count as good ones; own_fault: not that of the machine it was on."""
+        """Note an unexpected end. hopeless: no step counts as good; own_fault: its machine is not the cause."""
         slot.deaths += 1
         good = int(self.heartbeats.memory["steps"][slot.worker]) - slot.steps
         if own_fault:

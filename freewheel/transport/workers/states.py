@@ -1,4 +1,4 @@
-"""What each worker is doing, by its heartbeat and the roster."""
+"""The state of each worker, by its heartbeat and the roster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from freewheel.transport.workers.roster import Roster, WorkerSlot
 
 
 def worker_states(roster: Roster[Any], lanes: int) -> list[WorkerState]:
-    """Of all workers, with so many lanes each. For any thread; the values of one worker may be a moment apart."""
+    """Return the states of all workers. Any thread may call this; the values of one worker may be a moment apart."""
     heartbeats, memory, now = roster.heartbeats, roster.heartbeats.memory, time.monotonic_ns()
     names = ("phase", "kind", "steps", "died", "ready", "lane", "seed", "before")
     columns = zip(*(memory[name].tolist() for name in names), strict=True)
@@ -47,7 +47,7 @@ def worker_states(roster: Roster[Any], lanes: int) -> list[WorkerState]:
 
 
 def _gone(slot: WorkerSlot[Any], died: int, ready: int) -> str:
-    """Empty: its process is at work, or is the first one and begins."""
+    """Return why a worker is absent; empty if its process works, or if its first process still starts."""
     if slot.given_up:
         return "lost"
     if slot.pending:

@@ -1,4 +1,4 @@
-"""What wires with supervised workers have in common: their losses, messages, statistics, states, contexts and progress."""
+"""The base of wires with supervised workers: their losses, messages, statistics, states, contexts and progress."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from freewheel.transport.workers.progress import WorkerProgress
 from freewheel.transport.workers.roster import Roster
 from freewheel.transport.workers.states import worker_states
 
-TABLES = 64  # of contexts that are kept: where each episode's came from is found by the version that it began under
+TABLES = 64  # tables of contexts to keep: an episode's table is found by the version with which the episode began
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Size:
 
 
 class SupervisedWire(Wire):
-    """Workers on a roster. What they write, and how it comes here, is left open."""
+    """A wire with workers on a roster. A subclass defines what they write, and how it arrives."""
 
     roster: Roster[Any]
     heartbeats: Heartbeats
@@ -66,7 +66,7 @@ class SupervisedWire(Wire):
         self._final: _FinalState | None = None
 
     def _watch_over(self, roster: Roster[Any], times: NDArray) -> None:
-        """The workers' roster, and their times [W, len(WORKER_TIME)] over all incarnations."""
+        """Use this roster of workers and their times [W, len(WORKER_TIME)] over all incarnations."""
         self.roster, self.heartbeats = roster, roster.heartbeats
         self.stragglers = Stragglers(roster.heartbeats, times)
 
@@ -75,7 +75,7 @@ class SupervisedWire(Wire):
     @abstractmethod
     def waiting(self) -> int: ...  # closed fragments that the learner has not taken
     @abstractmethod
-    def _settle_all(self) -> None: ...  # close what workers, which have all ended, left open
+    def _settle_all(self) -> None: ...  # close the slots that the ended workers left open
 
     def post(self, snapshot: Snapshot) -> None:
         self._newest = snapshot.version, snapshot.context
@@ -83,7 +83,7 @@ class SupervisedWire(Wire):
             self._tables = dict([*self._tables.items(), (snapshot.version, snapshot.context)][-TABLES:])
 
     def _check(self) -> None:
-        """Raise what makes a wait for rows vain."""
+        """Raise an error if no rows can come any more."""
         if self.roster.error is not None:
             raise self.roster.error
         if self.roster.given_up == self.authors:
@@ -124,7 +124,7 @@ class SupervisedWire(Wire):
         return [] if self._final is not None else worker_states(self.roster, self.lanes)
 
     def messages(self) -> list[str]:
-        """Losses of workers, reports of environments, and stragglers, each once."""
+        """Return losses of workers, reports of environments, and stragglers, each once."""
         if self._final is not None:
             return self._final.messages()
         losses, self._losses_shown = self.roster.losses[self._losses_shown :], len(self.roster.losses)
@@ -148,7 +148,7 @@ class SupervisedWire(Wire):
         }  # fmt: skip
 
     def state(self) -> dict[str, NDArray]:
-        """Where each worker's lanes are, by what was delivered, and the next incarnation number."""
+        """Return where each worker's lanes are by the delivered rows, and the next incarnation number."""
         state = {"incarnation": np.array([1 + max(slot.incarnation for slot in self.roster.slots)])}
         for worker, progress in enumerate(self._progress):
             state |= {f"{worker}.{name}": np.asarray(value) for name, value in progress.state().items()}
@@ -162,7 +162,7 @@ class SupervisedWire(Wire):
             found = {name.removeprefix(own): value for name, value in state.items() if name.startswith(own)}
             progress.restore(found)
             self._resume[worker] = found
-            # Where the worker dies before it is back, another one begins the episodes after these.
+            # If the worker dies before it is back there, its replacement begins the episodes after these.
             self.heartbeats.memory["begun"][worker] = progress.numbers + progress.under_way
 
     def _record_start(self, worker: int, incarnation: int) -> None:
@@ -174,7 +174,7 @@ class SupervisedWire(Wire):
         """Keep the final counts and reports of the workers, because their memory is about to be freed."""
         self._settle_all()
         rows = self.rows()
-        for fragment in self.take():  # nobody learns from their rows, but their episodes were played
+        for fragment in self.take():  # their rows are not learned from, but their episodes were played
             self.note_episodes(fragment)
         self._final = _FinalState(rows, self.summary(), self.messages())
         self.stragglers.close()

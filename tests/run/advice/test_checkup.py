@@ -32,13 +32,13 @@ def test_an_env_that_keeps_the_contract_is_sound_in_every_point() -> None:
 @pytest.mark.parametrize(
     ("env", "level", "about", "text", "remedy"),
     [
-        (worlds.IgnoresSeed, "note", "seeds", "the same seed begins another episode", "super().reset(seed=seed)"),
+        (worlds.IgnoresSeed, "note", "seeds", "the same seed starts a different episode", "super().reset(seed=seed)"),
         (worlds.OneEpisode, "note", "seeds", "other seeds give the same 200 steps", "fine if nothing is random"),
         (worlds.NotANumber, "problem", "numbers", "a reward was nan", "training stops"),
-        (worlds.Doubles, "note", "answers", "dtype", "training copes"),
+        (worlds.Doubles, "note", "answers", "dtype", "training works"),
         (worlds.Endless, "note", "episodes", "none ended in 300 random steps", "--max-episode-steps"),
         (worlds.Frozen, "note", "numbers", "the observation never changed", "updated in step()"),
-        (worlds.Integers, "note", "answers", "Expects `truncated` signal to be a boolean", "training copes"),
+        (worlds.Integers, "note", "answers", "Expects `truncated` signal to be a boolean", "training works"),
     ],
 )
 def test_each_fault_is_named_with_its_remedy(

@@ -35,7 +35,7 @@ def test_too_few_open_files_for_the_processes(config: Config, option: str, monke
     with pytest.raises(SetupError, match=r"^40 processes x 4 \+ \d+ = \d+ open files, but ulimit -n allows 64: use .*"):
         limits.check_machine(config, 40)
     limited(monkeypatch, resource.RLIMIT_NOFILE, 150, 150)
-    with pytest.raises(SetupError, match=rf"use {option} \d+ or less, or a higher limit \(ulimit -n \d+\)"):
+    with pytest.raises(SetupError, match=rf"use {option} \d+ or fewer, or a higher limit \(ulimit -n \d+\)"):
         limits.check_machine(config, 40)
     limits.check_machine(INLINE, INLINE.collector.env_processes)
 
@@ -51,7 +51,7 @@ def test_too_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(limits, "_running", lambda: 70)
     message = (
-        "--workers is too much for ulimit -u: 48 more processes, and 70 are running of 100 allowed; use 22 or less"
+        "--workers is too much for ulimit -u: 48 more processes, and 70 are running of 100 allowed; use 22 or fewer"
     )
     with pytest.raises(SetupError, match=message):
         limits.check_machine(WORKERS, 40)

@@ -273,7 +273,7 @@ def test_a_run_that_was_cut_keeps_its_candidate_and_says_so() -> None:
     schedule = world.ran(evals=2)
     verdict = schedule.without_closing()
     assert (verdict.best, verdict.fresh) == (schedule.candidate, False)
-    assert verdict.summary()["eval_note"] == "the run did not come to its closing evaluation"
+    assert verdict.summary()["eval_note"] == "the run did not reach its closing evaluation"
 
 
 @pytest.mark.parametrize("cut", [10.0, 45.0, 99.5])

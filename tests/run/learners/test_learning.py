@@ -28,6 +28,6 @@ def test_cart_pole_is_solved_by_one_learner_and_by_two(tmp_path: Path, learners:
 
 def test_an_algorithm_that_sums_no_gradients_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PPOConfig, "trains_together", False)
-    with pytest.raises(UsageError, match=r'^algo="ppo" has a learner that sums no gradients over others'):
+    with pytest.raises(UsageError, match=r'^algo="ppo" has a learner that does not sum gradients across learners'):
         train(tmp_path, learners=2)
     assert not list(tmp_path.iterdir())

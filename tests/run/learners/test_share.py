@@ -112,7 +112,7 @@ def test_the_plan_shows_the_shares() -> None:
 
 
 def test_torchrun_and_learners_together_say_what_to_leave_out() -> None:
-    with pytest.raises(UsageError, match=r"^torchrun has started 2 learners already: leave out --learners$"):
+    with pytest.raises(UsageError, match=r"^torchrun has already started 2 learners: leave out --learners$"):
         by_torchrun(config_of(), replace(place(0), by_torchrun=True))
     assert by_torchrun(from_argv([IDENTITY]), place(0, 4)).run.machine.learners == 4
 
@@ -120,9 +120,9 @@ def test_torchrun_and_learners_together_say_what_to_leave_out() -> None:
 def test_a_run_goes_on_with_as_many_learners_as_it_has(tmp_path: Path) -> None:
     check_number(tmp_path, 2, None)
     check_number(tmp_path, 2, place(0))
-    with pytest.raises(SetupError, match=r"has 2 learners and cannot go on with 3: use torchrun --nproc-per-node 2 "):
+    with pytest.raises(SetupError, match=r"has 2 learners and cannot resume with 3: use torchrun --nproc-per-node 2 "):
         check_number(tmp_path, 2, place(0, 3))
-    with pytest.raises(CheckpointError, match=r"learners/1 is missing: what learner 1 has saved is needed"):
+    with pytest.raises(CheckpointError, match=r"learners/1 is missing: resuming needs the checkpoints of learner 1"):
         newest_of_all(tmp_path, 2)
     (tmp_path / "learners/1").mkdir(parents=True)
     with pytest.raises(

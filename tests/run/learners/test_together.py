@@ -129,7 +129,7 @@ def test_a_learner_that_is_killed_ends_the_run_which_then_goes_on(tmp_path: Path
 
     hook = At(5, kill)
     with pytest.raises(
-        PeerLostError, match=r"^learner 1 was killed \(SIGKILL\): .*freewheel resume .* goes on from step"
+        PeerLostError, match=r"^learner 1 was killed \(SIGKILL\): .*freewheel resume .* continues from step"
     ):
         endless(tmp_path, hook, checkpoint_every=OFTEN)
     (run,) = tmp_path.iterdir()

@@ -93,7 +93,7 @@ def test_a_worker_that_died_between_two_looks_is_shown_down_once(live: LiveStatu
     lost = observe(live, replace(back, state="lost", deaths=2)).workers[0]
     assert (lost.state, lost.waits_for) == (
         "lost",
-        "nothing any more: it was given up, because it was killed (SIGKILL)",
+        "nothing: it was given up, because it was killed (SIGKILL)",
     )
 
 
@@ -108,7 +108,7 @@ def test_what_the_learner_waits_for(live: LiveStatus) -> None:
         many = observe(live, STEP, STEP, replace(STEP, state="down")).learner
         assert many.waits_for == "rows of the environments (2 in step, 1 in down)"
     with meter.span("wait-model"):
-        assert observe(live).learner.waits_for == "the fit of a model, which goes on beside it"
+        assert observe(live).learner.waits_for == "the fit of a model, which runs in parallel"
     assert observe(live).learner.waits_for is None
 
 

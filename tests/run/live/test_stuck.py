@@ -102,13 +102,13 @@ def test_a_long_update_workers_that_wait_for_it_and_a_trainer_that_is_stopped(se
         assert "waits for the learner: enough rows are under way" in told
         os.kill(command.pid, signal.SIGSTOP)
         told = "\n".join(lines_when(path, lambda text: "is stopped" in text))
-        assert f"kill -CONT {command.pid} lets it go on" in told
+        assert f"kill -CONT {command.pid} resumes it" in told
         assert "verdict     the trainer is stopped" in told
         os.kill(command.pid, signal.SIGKILL)
         assert command.wait(10.0) == -signal.SIGKILL
         told = "\n".join(why_stuck(path))
         assert f"it does not run: its process ({command.pid}) is gone and has left no summary" in told
-        assert f"freewheel resume {path} goes on" in told
+        assert f"freewheel resume {path} continues" in told
 
 
 # ------------------------------------------------------------------------------------------------- what is told of any status
@@ -134,7 +134,7 @@ def test_everybody_waits_for_everybody(tmp_path: Path) -> None:
     waits = [replace(STEP, worker=worker, state="wait-credit", since_s=8.0) for worker in range(3)]
     assert "a deadlock, please report it" in told_of(tmp_path / "it", made(tmp_path, "wait-data", *waits))
     down = [replace(one, state="down") for one in waits]
-    assert "no worker is there" in told_of(tmp_path / "it", made(tmp_path, "wait-data", *down))
+    assert "no worker is alive" in told_of(tmp_path / "it", made(tmp_path, "wait-data", *down))
 
 
 def test_many_workers_are_told_in_groups(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_evaluator_fits_and_checkpoints(tmp_path: Path) -> None:
         saver=StatusPart(doing="writes the checkpoint of step 1,000", since_s=2.5),
     )  # fmt: skip
     told = told_of(tmp_path / "it", status)
-    assert "verdict     the learner waits for the fit of a model, which goes on beside it, for 9.0 s" in told
+    assert "verdict     the learner waits for the fit of a model, which runs in parallel, for 9.0 s" in told
     assert "evaluator   plays for 7.0 s, 3 of 20 episodes have ended; it is given up in 53.0 s" in told
     assert "reset() with seed 5 has not returned for 6.0 s of 60 s that it may take" in told
     assert "beside      model: for 1:05 min" in told

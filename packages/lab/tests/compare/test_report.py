@@ -256,7 +256,7 @@ def test_long_timelines_are_cut_and_the_page_stays_small() -> None:
 
 def test_a_damaged_timeline_costs_only_itself() -> None:
     found = page(reported(timelines={"batch": {"rows": 3}, "continuous": made().to_json()}))
-    assert "the timeline of batch is no timeline" in found.shown
+    assert "the timeline of batch is not a timeline" in found.shown
     assert len([given for given in found.of("div") if given.get("class") == "timeline"]) == 1
 
 
