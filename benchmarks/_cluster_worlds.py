@@ -14,7 +14,7 @@ from typing import Any
 
 from freewheel.config.resolve import from_options
 from freewheel.run.advice.policy_times import measure_policy
-from freewheel.run.plan import plan
+from freewheel.run.planning import plan
 
 STEPS = 64  # of each env in an update
 

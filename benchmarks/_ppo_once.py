@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 if TYPE_CHECKING:
-    from freewheel.run.trainer import Result
+    from freewheel.run.naming import Result
 
 HIDDEN = (64, 64)  # tanh, of the actor and of the critic apart
 CLIP, ENTROPY, VALUE, MAX_GRAD_NORM = 0.2, 0.0, 0.5, 0.5

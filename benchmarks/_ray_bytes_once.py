@@ -17,7 +17,7 @@ from freewheel.core import Snapshot
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.rollout.runner import empty_transitions
-from freewheel.run.plan import plan
+from freewheel.run.planning import plan
 
 FRAGMENTS = 12
 # What Ray returns has no types.

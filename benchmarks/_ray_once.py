@@ -22,7 +22,7 @@ import psutil
 
 from freewheel.config.resolve import from_options
 from freewheel.run.advice.policy_times import measure_policy
-from freewheel.run.plan import plan
+from freewheel.run.planning import plan
 
 # Ray's own types are not those of the calls that it makes.
 ray: Any = importlib.import_module("ray")

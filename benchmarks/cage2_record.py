@@ -12,16 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from packages.cage2.tests.support.cage2_games import (
-    DATA,
-    DEFENDERS,
-    REDS,
-    Games,
-    joined,
-    play_real,
-    record,
-    stored,
-)
+from packages.cage2.tests.support.cage2_games import DATA, DEFENDERS, REDS, Games, joined, play_real, record, stored
 
 AT_ONCE = 25  # episodes a process plays before it answers
 

@@ -17,7 +17,7 @@ from freewheel.envs.family import register_ids
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import ModelSpec
 from freewheel.learn.mbpo.fitting import Fitter
-from freewheel.learn.replay import Columns
+from freewheel.learn.replay.rows import Columns
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import Compute, LearnerSpec

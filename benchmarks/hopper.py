@@ -20,7 +20,7 @@ import torch
 
 import freewheel
 from benchmarks._common import RESULTS, context
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 
 PUBLISHED = 3.7  # env steps/s of published MBPO
 #: Mean of five seeds over 10,000 steps each, from the one that begins with step 0; MACURA stops rollouts at disagreement.

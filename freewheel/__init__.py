@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from freewheel.config.arguments import TrainOptions
     from freewheel.run.evaluation.episodes import Score
     from freewheel.run.hooks import Hook, Run
+    from freewheel.run.naming import Result
     from freewheel.run.policy import Policy
     from freewheel.run.schedule.replay import ScheduleReplay
-    from freewheel.run.trainer import Result
     from freewheel.sinks.sink import Sink
 
     class Limits(TypedDict, total=False):

@@ -139,6 +139,11 @@ def _packages() -> Mapping[str, Mapping[str, Sequence[str]]]:
     return tomllib.loads((Path(__file__).parent / "packages.toml").read_text(encoding="utf-8"))
 
 
+def names_of_packages(kind: str) -> list[str]:
+    """Return the names of this kind that packages of this project add, installed or not."""
+    return [name for names in _packages().values() for name in names.get(kind, ())]
+
+
 def package_of(kind: str, name: str) -> str | None:
     """Return the package of this project that adds this name, if it is not installed."""
     found = next((package for package, names in _packages().items() if name in names.get(kind, ())), None)
@@ -157,6 +162,11 @@ def _is_installed(package: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
+
+
+def installed_version() -> str:
+    """Return the version of the installed engine."""
+    return metadata.version("freewheel") if _is_installed("freewheel") else "not installed"
 
 
 def moved(module: str) -> str:

@@ -31,10 +31,10 @@ from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError, SetupError
 from freewheel.policies.spec import FlatParams, full_layout, initialise
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, plan
+from freewheel.run.naming import Result, RunName
+from freewheel.run.plan import Plan
+from freewheel.run.planning import plan
 from freewheel.run.saved import open_run
-from freewheel.run.trainer import Result
 from freewheel.seeding import closing_seed, drawn, evaluation_episodes, generator, training_episodes
 from tests.support.contexts import Counting
 from tests.support.pools import wire_of

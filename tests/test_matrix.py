@@ -16,9 +16,9 @@ import freewheel
 from freewheel.cli import main as cli
 from freewheel.config.resolve import from_file
 from freewheel.errors import FreewheelError, SetupError, UsageError
-from freewheel.run.plan import plan
+from freewheel.run.naming import Result
+from freewheel.run.planning import plan
 from freewheel.run.saved import open_run
-from freewheel.run.trainer import Result
 from tests.support.frozen import LENGTH, LookedAt
 from tests.support.runs import MODES, assert_balanced, python, rows_of
 from tests.support.runs import train as small_run

@@ -24,7 +24,7 @@ class ExportOptions(WeightsOptions):
 
 def _run(argv: Sequence[str]) -> int:
     from freewheel.run.export import export
-    from freewheel.run.plan import print_line
+    from freewheel.run.planning import print_line
     from freewheel.run.policy import load
 
     options = parse(ExportOptions, argv, "export")

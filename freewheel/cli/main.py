@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as error:  # raised by the user's code, unless a signal has ended the command
         if isinstance(error.code, int) and error.code > SIGNALLED:
             raise
-        from freewheel.run.process import exit_called
+        from freewheel.run.stopping.exits import exit_called
 
         complain(str(exit_called(error)))
         return FAILED

@@ -41,7 +41,7 @@ def _run(argv: Sequence[str]) -> int:
     from pathlib import Path
 
     options = parse(ReplayOptions, argv, "replay")
-    from freewheel.run.plan import print_line
+    from freewheel.run.planning import print_line
     from freewheel.run.saved import open_run
     from freewheel.run.schedule.replay import Until, replay
 

@@ -109,7 +109,7 @@ def _run(argv: Sequence[str]) -> int:
         sys.stdout.write(config.to_text())
         return 0
     if own.dry_run:
-        from freewheel.run.plan import print_line
+        from freewheel.run.planning import print_line
         from freewheel.run.trainer import check
 
         print_line("\n".join(check(config).lines()))

@@ -31,7 +31,7 @@ class EpisodesConfig(WorkersConfig):
     collection_batch_size: Annotated[int, FRAGMENT] = STEPS
     """Steps of a fragment, the unit in which a worker sends an episode."""
     max_lag: Annotated[int | None, Range(least=0, most=10**6)] = None
-    """Largest lag of a row; it makes the learner wait for long ones (default: the lag is corrected, not bounded)."""
+    """Largest lag of a row; the learner then waits for long episodes (default: the lag is corrected, not bounded)."""
     patience: Annotated[float, POSITIVE] = 20.0
     """With --max-lag: mean step times that one step may take; if it takes longer, the learner drops its episode."""
     adapt: bool = False

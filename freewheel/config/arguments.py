@@ -105,7 +105,7 @@ class TrainOptions(TypedDict, total=False):
     """Options of a run, which `freewheel train --help` describes."""
 
     algo: Literal["mbpo", "ppo", "sac"]
-    mode: Literal["auto", "batch", "continuous", "episodes", "lockstep", "sequential"]
+    mode: Literal["auto", "batch", "continuous", "episodes", "lockstep", "ray", "sequential"]
     preset: str
     config: str | Path
     seed: int

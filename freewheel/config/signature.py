@@ -18,6 +18,7 @@ from freewheel.config import flags
 from freewheel.config.resolve import AUTO, options_of
 from freewheel.envs.family import WORLDS
 from freewheel.learn.spec import ALGORITHMS
+from freewheel.registry import names_of_packages
 
 FILE = Path(__file__).with_name("arguments.py")
 HEADER = '''\
@@ -47,8 +48,9 @@ def source() -> str:
     for name, kinds in _types().items():
         group, _, option = name.rpartition(".")
         groups.setdefault(group, {})[option] = _union(part for kind in kinds for part in _parts(kind))
+    modes = sorted([*MODES.ours, *names_of_packages("modes")])
     top = groups.pop("")
-    top |= {"algo": _literal(ALGORITHMS.ours), "mode": _literal([AUTO, *MODES.ours]), "env_args": "Mapping[str, Any]"}
+    top |= {"algo": _literal(ALGORITHMS.ours), "mode": _literal([AUTO, *modes]), "env_args": "Mapping[str, Any]"}
     top |= dict.fromkeys(LISTS, "str | Sequence[str]")
     top |= dict.fromkeys(PATHS, f"str | {Path.__name__}") | {name: _class_name(name) for name in groups}
     groups["policy"]["module"] = "str | Callable[..., Any]"

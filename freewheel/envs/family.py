@@ -14,10 +14,11 @@ from freewheel.registry import Registry, names_code
 from freewheel.rollout.factory import Timeouts
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console, RenderableType
 
     from freewheel.core import Actor
-    from freewheel.run.saved import SavedRun
 
 
 class Rendering(NamedTuple):
@@ -92,6 +93,15 @@ class FamilyFlags:
     help: str = ""  # a sentence for the top of `freewheel train --help`
 
 
+class EvaluatedRun(Protocol):
+    """The run that is evaluated."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def config(self) -> Any: ...  # its Config
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvalProtocol:
     """An evaluation protocol that a world prescribes: `freewheel eval RUN --NAME`."""
@@ -100,7 +110,7 @@ class EvalProtocol:
     help: str  # one sentence
     episodes: int
     seed: int
-    run: Callable[[SavedRun, Actor, int, int], tuple[Mapping[str, Any], RenderableType]]
+    run: Callable[[EvaluatedRun, Actor, int, int], tuple[Mapping[str, Any], RenderableType]]
     """(run, actor, episodes, seed) -> the content of NAME.json in the run directory, and the output to print."""
 
 
@@ -109,7 +119,7 @@ class FamilyEvaluation:
     """Additions of a family to `freewheel eval`."""
 
     protocols: Sequence[EvalProtocol] = ()
-    compare: Callable[[SavedRun, float, Console], None] | None = None  # prints more scores after the mean return
+    compare: Callable[[EvaluatedRun, float, Console], None] | None = None  # prints more scores after the mean return
 
 
 @dataclass(frozen=True, kw_only=True)

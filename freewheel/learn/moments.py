@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from freewheel.core import A, Array, NDArray, Transitions, to_numpy
-from freewheel.learn.replay import ReplayBuffer
+from freewheel.learn.replay.buffer import ReplayBuffer
 from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.spec import StartWeights, namespace
 

@@ -11,24 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from freewheel.core import (
-    Array,
-    Chunk,
-    Learner,
-    Metrics,
-    RowBuffer,
-    RowCounts,
-    Snapshot,
-    Transitions,
-)
+from freewheel.core import Array, Chunk, Learner, Metrics, RowBuffer, RowCounts, Snapshot, Transitions
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
 from freewheel.learn.finite import STATISTICS, KeptFinite, Trained
 from freewheel.learn.moments import StoredMoments
-from freewheel.learn.n_step import Successors
 from freewheel.learn.pace import Pace
-from freewheel.learn.priority import Uniform
-from freewheel.learn.replay import Columns, ReplayBuffer, ReplayMinibatch
+from freewheel.learn.replay.buffer import ReplayBuffer
+from freewheel.learn.replay.n_step import Successors
+from freewheel.learn.replay.priority import Uniform
+from freewheel.learn.replay.rows import Columns, ReplayMinibatch
 from freewheel.learn.spec import LearnerSpec, ReplayConfig
 from freewheel.learn.together import checksum, gathered, own_seed, require_same, share
 from freewheel.seeding import tree

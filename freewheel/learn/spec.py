@@ -26,11 +26,6 @@ def go_on() -> None:
     """Do nothing: the default of services that may end a run."""
 
 
-def _uncounted(_kind: str) -> AbstractContextManager[object]:
-    """Measure no time."""
-    return nullcontext()
-
-
 @dataclass(frozen=True, kw_only=True)
 class Compute:
     """Where and how a learner computes."""
@@ -83,7 +78,9 @@ class Services:
     while_waiting: Callable[[], None] = go_on  # during waits and repeatable work; an exception from it ends the run
     between_steps: Callable[[], None] = go_on  # where the state can be saved; ends a run out of time, ignores signals
     report: Callable[[], None] = go_on  # inside work that must be finished; never ends the run
-    span: Callable[[str], AbstractContextManager[object]] = _uncounted  # times a block as one kind of core.LEARNER_TIME
+    span: Callable[[str], AbstractContextManager[object]] = (
+        nullcontext  # times a block as one kind of core.LEARNER_TIME
+    )
     peers: Peers = ALONE  # learners that train together with this one
 
 

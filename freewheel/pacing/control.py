@@ -33,7 +33,7 @@ GOAL = 0.65  # fill level to aim at when the queue is made shorter
 class Settings:
     """The settings that can change during a run."""
 
-    workers: int  # that act at a time
+    workers: int  # workers that act at a time
     fragment: int  # steps, at most
     slots: int  # fragments of a worker that may wait for the learner
     burst: int = 0  # updates before the learner looks for new rows; 0: not adjustable

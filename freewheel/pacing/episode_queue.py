@@ -204,7 +204,7 @@ class EpisodeQueue(CreditPacing):
 
 
 class TicketSource(Protocol):
-    """Where tickets come from: the queue, or a record of what it issued."""
+    """The source of tickets: the queue, or a record of the tickets that it issued."""
 
     order: EpisodeOrder
     side_by_side: int

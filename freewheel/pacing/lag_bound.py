@@ -2,10 +2,10 @@
 
     free = limit - reserved,    limit = (ahead + 1) × S + rows trained + rows dropped
 
-A worker reserves rows and announces its version in one operation. The learner posts a version and reads announcements
-under the same lock, so it cannot miss a worker that is about to act on an old version. Credits alone do not bound the
-age of a row: a slow worker may keep an old version forever. So batches take the oldest version first, a fragment closes
-if newer weights are posted, and update v begins only if nothing of version v - max_lag or older is under way.
+A worker reserves rows and announces its version in one step. The learner posts a version and reads announcements under
+the same lock, so it cannot miss a worker that is about to act on an old version. Credits do not bound the age of a row:
+a slow worker may keep a version forever. So batches take the oldest version first, a fragment closes if newer weights
+are posted, and update v begins only if nothing of version v - max_lag or older is under way (`blocks`).
 """
 
 from __future__ import annotations

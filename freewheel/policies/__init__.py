@@ -1,1 +1,1 @@
-"""Policies: what a network is (spec), how outputs become actions (heads), and the code that runs it, in numpy and torch."""
+"""Policies: what a network is (spec), how outputs become actions (heads), and the numpy and torch code."""

@@ -1,6 +1,5 @@
-"""An env's spaces as plain data: how raw observations become flat columns, and policy actions become env actions. They
-are stored as JSON with the weights, so that a policy works without its environment. envs/spaces.py reads Gymnasium's
-spaces."""
+"""An env's spaces as plain data: how observations become flat columns, and policy actions become env actions. They are
+stored as JSON with the weights, so that a policy works without its env. envs/spaces.py makes them from Gymnasium's."""
 
 from __future__ import annotations
 
@@ -156,7 +155,7 @@ def short(value: object) -> str:
 
 @dataclass(frozen=True)
 class Actions:
-    """How an action of the policy becomes an action of the environment."""
+    """The conversion of policy actions to environment actions."""
 
     spec: ActionSpec
     shape: tuple[int, ...]
@@ -175,7 +174,7 @@ class Actions:
         return half, centre
 
     def encoder(self) -> Callable[[NDArray], NDArray]:
-        """A function from [B] int64 or [B, A] float32 to [B, ...]. The rows of a Box are new arrays: an env may change them."""
+        """A function from [B] int64 or [B, A] float32 to [B, ...]. A Box gets new arrays: an env may change them."""
         if self.spec.kind == "discrete":
             start = int(self.low[0])
             return (lambda action: action + start) if start else (lambda action: action)

@@ -1,4 +1,4 @@
-"""The policy in torch: modules over one flat parameter vector, what learners train, and actors with a module or on tensors."""
+"""The policy in torch: modules over one flat parameter vector, for learners and actors with a module or on tensors."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class MLP(nn.Module):
 class PolicyNet:
     """A network whose every trainable weight is a view of one flat `vector`.
 
-    `params` names weights and statistics as numpy views (a plain MLP's are those that numpy actors load). On a CPU `vector`
-    shares their memory; on another device they hold the first weights.
+    `params` names weights and statistics as numpy views (for a plain MLP, the names that numpy actors load). On a CPU,
+    `vector` shares their memory; on another device, they hold the initial weights.
     """
 
     def __init__(self, spec: PolicySpec, rng: Generator, device: str = "cpu") -> None:

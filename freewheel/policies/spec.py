@@ -40,7 +40,7 @@ CLIP = 10.0  # normalised observations stay within ± CLIP
 
 
 class NumpyForm(Protocol):
-    """The head of one numpy actor: actions [B, ...] and their log-probabilities [B]; may overwrite the outputs [B, K]."""
+    """The head of a numpy actor: actions [B, ...] and their log-probabilities [B]; may overwrite the outputs [B, K]."""
 
     def choose(self, outputs: NDArray, obs: NDArray, rng: Generator, greedy: bool) -> tuple[NDArray, NDArray]: ...
 
@@ -91,7 +91,7 @@ class Head(Protocol):
     analytic: bool = False  # whether `slopes` exists
     reparameterised: bool = False  # whether its distribution is Reparameterised
     discrete: bool = False  # actions are numbers 0 .. K - 1, and its distribution is Enumerated
-    # How outputs become the greedy action, for exported networks: the first largest output, the first A outputs or tanh of them.
+    # The greedy action of outputs, for exported nets: the first largest output, the first A outputs or their tanh.
     greedy: Literal["argmax", "mean", "tanh", ""] = ""
 
     def misfit(self, action: ActionSpec) -> str: ...  # why it cannot serve these actions, and what to do; empty: it can
@@ -134,8 +134,8 @@ class PolicyConfig:
     activation: Activation = "tanh"
     """Non-linearity after each hidden layer."""
     head: str = "auto"
-    """Distribution of the actions: categorical for discrete ones, gaussian or squashed (tanh) for boxes; auto: the first of
-    these that fits."""
+    """Distribution of the actions: categorical for discrete ones, gaussian or squashed (tanh) for boxes; auto: the
+    first of these that fits."""
     log_std: Annotated[float, Range(least=-20, most=20)] = 0.0
     """Initial value of a gaussian head's log standard deviation."""
     normalize_obs: bool | Auto = "auto"
@@ -337,7 +337,7 @@ class FlatParams:
 
 
 def initialise(spec: PolicySpec, params: FlatParams, rng: Generator) -> None:
-    """Identity statistics; the MLP: orthogonal weights of gain √2 (last layers: actor 0.01, critic 1), zero biases."""
+    """Set identity statistics; MLP: orthogonal weights of gain √2 (last layers: actor 0.01, critic 1), zero biases."""
     params.views["norm.scale"][...] = 1.0 / 255.0 if spec.obs_dtype == "uint8" else 1.0
     for name, (_, value) in HEADS[spec.head].parameters(spec).items():
         params.views[name][...] = value

@@ -26,7 +26,7 @@ def _private(owner: Any, name: str) -> Any:
     return found
 
 
-#: Adam's step for many tensors in one kernel, which does not wait for the device and so can be captured in a CUDA graph.
+#: Adam's step for many tensors in one kernel; it does not wait for the device, so a CUDA graph can capture it.
 fused_adam = _private(torch, "_fused_adam_")
 #: The norm of each tensor of a list, and all tensors of a list times one number in place: one kernel for all of them.
 norms = _private(torch, "_foreach_norm")

@@ -1,5 +1,5 @@
 /* A thread without Python that ends the process when Python cannot: while C code of an environment holds the interpreter lock, no
-   Python thread runs, no time-out is noticed and no signal is handled. run/watchdog.py describes the cells and does all the rest. */
+   Python thread runs, no time-out is noticed and no signal is handled. run/stopping/watchdog.py describes the cells and does all the rest. */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030B0000

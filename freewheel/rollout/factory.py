@@ -119,7 +119,7 @@ def _keep_waiting() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CollectSpec:
-    """What to collect, independent of the mode."""
+    """The task of a collector, independent of the mode."""
 
     env: EnvSpec  # of all lanes
     batch: BatchSpec
@@ -131,8 +131,6 @@ class CollectSpec:
     workers: WorkerSpec = WorkerSpec()
     simulation: SimulationSpec = SimulationSpec()
     while_waiting: Callable[[], None] = _keep_waiting  # called repeatedly during a wait; an exception ends the wait
-    time_to_spare: Callable[[], None] = (
-        _keep_waiting  # called once, if the learner waits for rows much of the time
-    )
+    time_to_spare: Callable[[], None] = _keep_waiting  # called once, if the learner waits for rows much of the time
     recorder: ProcessRecorder | None = None
     trace: SpanRecording | None = None  # of the timeline

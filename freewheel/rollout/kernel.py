@@ -4,7 +4,7 @@
     RowWriter         here                     rows of one lane
     finite            envs/fault_tolerant.py   whether all numbers are finite
     outside           here                     rows with numbers beyond bounds
-    watch             run/watchdog.py          a thread that checks when no Python thread can; it has no equivalent
+    watch             run/stopping/watchdog.py          a thread that checks when no Python thread can; it has no equivalent
 
 A worker with one slow env calls these at every step. A process that has slept has cold caches, so the amount of code
 and memory that it touches matters more than the amount of computation: with 100 such workers on 2 cores, choosing an

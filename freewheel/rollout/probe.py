@@ -116,10 +116,6 @@ def constructing(lane: int) -> None:
     _watching.get()("constructor", lane, 0)
 
 
-def _nothing(cost: EnvCost) -> None:
-    """Do nothing."""
-
-
 def surveying() -> None:
     """Report that an env is about to be reset, as part of making it, to see what it returns."""
     _watching.get()("reset", SURVEYED, 0)
@@ -143,7 +139,7 @@ def measured(
     budget: float = BUDGET,
     most_steps: int = 0,
     watch: Watch = _unwatched,
-    begun: Callable[[EnvCost], None] = _nothing,
+    begun: Callable[[EnvCost], None] = lambda _: None,
 ) -> Iterator[EnvCost]:
     """Make an env of one lane and play random actions for about `budget` seconds, at least one step; close it on exit.
 

@@ -1,13 +1,13 @@
 """The environment call in progress in this process, noted beforehand, so that a call that never returns can be named.
 
-The thread of run/watchdog.py and a thread without Python (_watch.c) read the cells. Writing a cell takes about 30 ns.
+The thread of run/stopping/watchdog.py and a thread without Python (_watch.c) read the cells. Writing a cell takes about 30 ns.
 """
 
 from __future__ import annotations
 
 SINCE = 0  # monotonic ns when the present call began; 0: no environment is being called
 PHASE = 1  # which kind of call it is
-LANE = 2  # the lane that is being called; ALL if they cannot be told apart
+LANE = 2  # the lane that is being called; ALL if it is unknown
 STEP = 3  # its step, counted from 1
 BEAT = 4  # counts the checks of the watchdog's thread
 SIGNAL = 5  # the first signal that has arrived

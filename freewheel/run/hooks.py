@@ -17,10 +17,10 @@ from freewheel.core import MOST_CONTEXTS, Episode, Learner, Metrics, NDArray, Ro
 from freewheel.errors import UsageError, nearest
 from freewheel.metrics.meter import Meter
 from freewheel.registry import own_module, refuse_builtin
-from freewheel.run.ending import Ending
 from freewheel.run.evaluation.episodes import Score
 from freewheel.run.plan import Plan, nothing
-from freewheel.run.process import Stop
+from freewheel.run.stopping.ending import Ending
+from freewheel.run.stopping.stop import Stop
 
 
 class Run:
@@ -228,14 +228,12 @@ EVENTS = ("on_start", "on_episode", "on_publish", "on_update", "on_eval", "on_ch
 Listener: TypeAlias = Callable[..., Any]
 
 
-def _unchanged(listener: Listener) -> Listener:
-    return listener
-
-
 class Hooks:
     """All hooks of a run; events without a listener cost nothing."""
 
-    def __init__(self, hooks: Sequence[object], run: Run, wrap: Callable[[Listener], Listener] = _unchanged) -> None:
+    def __init__(
+        self, hooks: Sequence[object], run: Run, wrap: Callable[[Listener], Listener] = lambda call: call
+    ) -> None:
         """`wrap`: a decorator for each method."""
         self.run = run
         listeners = {event: [wrap(method) for hook in hooks if (method := _method(hook, event))] for event in EVENTS}

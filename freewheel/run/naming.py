@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from freewheel.errors import SetupError, UsageError, nearest
 from freewheel.files.lock import FileLock
@@ -90,6 +91,18 @@ def check_length(path: Path, most: int = LONGEST) -> None:
     if long := next((part for part in path.parts if len(os.fsencode(part)) > most), ""):
         size = len(os.fsencode(long))
         raise UsageError(f"'{long[:30]}...' has {size} bytes, a name here has at most {most}; choose a shorter one")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run."""
+
+    path: Path
+    summary: Mapping[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return int(self.summary["exit_code"])
 
 
 @dataclass(frozen=True)

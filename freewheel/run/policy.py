@@ -9,7 +9,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,8 @@ from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import PolicySpec, actor_layout, check_weights, head_layout, statistics_layout
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
-from freewheel.run.naming import locate
+from freewheel.run.naming import Result, locate
 from freewheel.seeding import generator
-
-if TYPE_CHECKING:
-    from freewheel.run.trainer import Result
 
 
 class Policy:

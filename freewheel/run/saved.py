@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from freewheel.config.consent import Use
 from freewheel.config.machine import find_device_again
@@ -27,13 +27,10 @@ from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.checkpoints.store import KEEP, Store
 from freewheel.run.evaluation.episodes import Score, Show, eval_lanes, evaluate, play, playable
 from freewheel.run.learners.devices import placed
-from freewheel.run.naming import CHECKPOINTS, CONFIG, LOCK, METRICS, SUMMARY, locate
+from freewheel.run.naming import CHECKPOINTS, CONFIG, LOCK, METRICS, SUMMARY, Result, locate
 from freewheel.run.plan import Plan
 from freewheel.run.policy import actor_of, read_spec
 from freewheel.seeding import scoring_seed
-
-if TYPE_CHECKING:
-    from freewheel.run.trainer import Result
 
 TARGETS = targets.FILE
 FILES = CONFIG, SUMMARY, TARGETS

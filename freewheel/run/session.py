@@ -24,7 +24,6 @@ from freewheel.run.advice.prospects import closing
 from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.checkpoints.progress import Earlier, RunProgress, progress_of
 from freewheel.run.checkpoints.saver import Saver
-from freewheel.run.ending import Ending, without_descriptors
 from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.evaluation.traced import TracedEvaluator
@@ -34,9 +33,11 @@ from freewheel.run.live.adapting import Adapting, adapting
 from freewheel.run.live.reporter import KnownExecutors, LiveStatus
 from freewheel.run.naming import SUMMARY
 from freewheel.run.plan import Plan
-from freewheel.run.process import LATE, Interrupted, Stop, TimeUp
 from freewheel.run.saved import RunDirectory
 from freewheel.run.schedule.recorder import ScheduleRecorder
+from freewheel.run.stopping.ending import Ending, without_descriptors
+from freewheel.run.stopping.stop import LATE, Interrupted, Stop, TimeUp
+from freewheel.run.stopping.watched import watched
 from freewheel.sinks.outlets import PATIENCE, Outlets
 from freewheel.timeline.parties import EVALUATOR
 from freewheel.timeline.recording import SpanRecording
@@ -131,7 +132,7 @@ class Session:
         self._note(f"starting {planned.actors}")
         factory = planned.runner_factory
         if planned.worker_config is None and not planned.spec.batched_on_device:
-            factory = replace(factory, make=process.watched(planned.config.env.make, self._stop))
+            factory = replace(factory, make=watched(planned.config.env.make, self._stop))
         spec = planned.collect_spec(self._learner.snapshot(), self._stop.check)
         spec = replace(spec, context=self._hooks.run.contexts, recorder=self._recorder, trace=self._trace)
         evaluating = open_evaluator(planned, factory)
@@ -151,7 +152,8 @@ class Session:
                 if self._earlier is not None:
                     self._go_on(self._earlier, collector, self._schedule)
                 # After the collector's start, so that its processes do not inherit the lower priority.
-                work = process.lower_priority(planned)(partial(self._loop, collector, self._schedule))
+                work = partial(self._loop, collector, self._schedule)
+                work = process.lower_priority(planned.yields == "learner")(work)
                 ended = process.beside(collector, work, planned.device)
             self._close(self._schedule)
         return ended
@@ -394,9 +396,7 @@ class Session:
         if collector is not None:
             messages = ending.attempt("the collector's report", collector.messages, messages)
             self._note(*self._together.told(messages))
-        rows, report = ending.attempt(
-            "the accounts of all", lambda: self._together.finish(rows, report), (rows, report)
-        )
+        rows, report = ending.attempt("the totals", lambda: self._together.finish(rows, report), (rows, report))
         return self._close_down(rows, report, saved)
 
     def _save(self) -> Path:

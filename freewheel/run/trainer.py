@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from freewheel.config.resolve import Config
 from freewheel.learn.spec import Services, make_learner
@@ -22,12 +21,15 @@ from freewheel.run.hooks import find_hooks
 from freewheel.run.learners.crew import Crew, gathered
 from freewheel.run.learners.share import by_torchrun
 from freewheel.run.live.reporter import KnownExecutors
-from freewheel.run.plan import Plan, print_line, silent
-from freewheel.run.process import Stop, import_torch
+from freewheel.run.naming import Result
+from freewheel.run.plan import Plan
+from freewheel.run.planning import print_line, silent
+from freewheel.run.process import import_torch
 from freewheel.run.saved import RunDirectory, check_fit, lock_run
 from freewheel.run.schedule.recorder import ScheduleRecorder
 from freewheel.run.session import Listeners, Session
-from freewheel.run.watchdog import Watchdog
+from freewheel.run.stopping.stop import Stop
+from freewheel.run.stopping.watchdog import Watchdog
 from freewheel.sinks.outlets import Outlets
 from freewheel.sinks.sink import Outputs, RunInfo, Sink, chosen
 from freewheel.sinks.timeline import TimelineSink
@@ -37,18 +39,6 @@ from freewheel.timeline.terminal import show
 from freewheel.transport.clock import clock
 from freewheel.transport.executors import Executors, SerialExecutor
 from freewheel.transport.learners.place import RankInfo, of_torchrun
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run."""
-
-    path: Path
-    summary: Mapping[str, Any]
-
-    @property
-    def exit_code(self) -> int:
-        return int(self.summary["exit_code"])
 
 
 def check(config: Config) -> Plan:
@@ -126,7 +116,7 @@ def train_part(
     process.keep_freed_memory()
     with (
         process.learner_threads(planned.config.run.machine.threads),
-        process.executors(planned, stop.check) as executors,
+        process.executors(planned.config, planned.device, stop.check) as executors,
         ExitStack() as held,
     ):
         recorder = ScheduleRecorder() if config.run.output.record_schedule and earlier is None else None

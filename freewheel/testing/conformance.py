@@ -10,18 +10,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from freewheel.core import (
-    NO_CONTEXT,
-    Chunk,
-    Collector,
-    Env,
-    EnvSpec,
-    Learner,
-    NDArray,
-    Snapshot,
-    Step,
-    to_numpy,
-)
+from freewheel.core import NO_CONTEXT, Chunk, Collector, Env, EnvSpec, Learner, NDArray, Snapshot, Step, to_numpy
 from freewheel.errors import SetupError
 from freewheel.registry import with_defaults
 from freewheel.rollout.probe import random_actions

@@ -23,7 +23,7 @@ from freewheel.cli import doctor, play
 from freewheel.cli import main as cli
 from freewheel.envs.family import Rendering
 from freewheel.errors import EnvError
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 from freewheel_lab.bench.hardware import _gpu
 from tests.support.pictures import decoded
 from tests.support.places import ROOT

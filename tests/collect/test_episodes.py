@@ -24,7 +24,7 @@ from freewheel.pacing.pacing import NO_TICKET
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.run.naming import name_run
-from freewheel.run.plan import arrange
+from freewheel.run.planning import arrange
 from freewheel.seeding import training_episodes
 from freewheel.transport.workers.heartbeats import WAIT
 from tests.support.collectors import Weights

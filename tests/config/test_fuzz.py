@@ -25,7 +25,7 @@ from freewheel.learn.spec import ALGORITHMS
 from freewheel.rollout.probe import EnvCost
 from freewheel.run.advice.limits import check_sizes
 from freewheel.run.naming import name_run
-from freewheel.run.plan import arrange
+from freewheel.run.planning import arrange
 from freewheel.transport import forkserver
 from tests.support.places import LONG
 

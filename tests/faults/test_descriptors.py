@@ -16,8 +16,8 @@ import pytest
 from freewheel.core import Metrics
 from freewheel.errors import EnvError, FreewheelError, SetupError
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.ending import without_descriptors
 from freewheel.run.hooks import Run
+from freewheel.run.stopping.ending import without_descriptors
 from tests.support.runs import assert_balanced, train
 from tests.support.worlds import Identity
 

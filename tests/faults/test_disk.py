@@ -17,7 +17,7 @@ import pytest
 
 import freewheel
 from freewheel.errors import DiskError, SetupError
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 from tests.support.failing_disk import FailingDisk
 from tests.support.places import LONG
 from tests.support.runs import train

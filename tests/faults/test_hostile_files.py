@@ -19,7 +19,7 @@ from freewheel.config.resolve import from_argv, from_file
 from freewheel.errors import ConsentError, FreewheelError
 from freewheel.rollout.probe import EnvCost
 from freewheel.run.naming import name_run
-from freewheel.run.plan import arrange, survey_env
+from freewheel.run.planning import arrange, survey_env
 from tests.support.hostile import CANARY, CHECKPOINTS, CODE, CONFIGS, MODULES, PAYLOAD
 from tests.support.places import LONG
 from tests.support.runs import good_run, train

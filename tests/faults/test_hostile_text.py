@@ -14,7 +14,7 @@ import pytest
 from freewheel.cli import main as cli
 from freewheel.errors import EnvError, printable
 from freewheel.files.output import complain
-from freewheel.run.plan import print_line
+from freewheel.run.planning import print_line
 from freewheel_watch.tui import TerminalView
 from tests.support.runs import good_run
 

@@ -31,8 +31,9 @@ from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.rollout.whereabouts import CALL, RESET
 from freewheel.run.checkpoints.checkpoint import LEARNER
-from freewheel.run.process import Interrupted, Stop, wrapped
 from freewheel.run.saved import open_run
+from freewheel.run.stopping.stop import Interrupted, Stop
+from freewheel.run.stopping.watched import wrapped
 from tests.support.chaos import MODES, Trial, every, hang_a_worker_of_each, idle, kill, modes, tokens, trial, world
 from tests.support.places import LONG
 from tests.support.pools import wire_of

@@ -24,7 +24,7 @@ from freewheel.learn.mbpo.task import StateColumns
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.torch_engine import TorchEngine
-from freewheel.learn.replay import Columns
+from freewheel.learn.replay.rows import Columns
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import Compute, LearnerSpec, WorldFacts

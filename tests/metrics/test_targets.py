@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from freewheel.config.resolve import from_options
 from freewheel.metrics import targets
 from freewheel.metrics.targets import Indicator, Setup, judge
-from freewheel.run.plan import plan
+from freewheel.run.planning import plan
 
 FREE = Setup(
     mode="continuous", algo="ppo", workers=4, in_turn=False, cores=4, device="cpu", worker_cores=1.0, rows_per_update=2048

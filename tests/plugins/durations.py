@@ -22,11 +22,11 @@ from tests.plugins.tiers import tier_of
 
 def timed() -> dict[str, list[tuple[Any, str]]]:
     """Causes, and the functions that belong to each; they are imported only where durations are recorded."""
-    from freewheel.run import plan, trainer
+    from freewheel.run import planning, trainer
     from freewheel.transport import forkserver
 
     return {
-        "survey": [(plan, "survey_env")],
+        "survey": [(planning, "survey_env")],
         "training": [(trainer, "run")],
         "process start": [(forkserver, "start"), (forkserver, "prepare")],
         "command": [(subprocess.Popen, "wait"), (subprocess.Popen, "communicate")],

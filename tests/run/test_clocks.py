@@ -17,7 +17,7 @@ import pytest
 import freewheel
 from freewheel.errors import NothingLearnedError
 from freewheel.learn.mbpo.fitting import Fit, Fitter
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 from tests.support.clocks import Clock
 from tests.support.runs import IDENTITY, assert_balanced, rows_of
 from tests.support.worlds import Counter
@@ -47,7 +47,7 @@ def train(tmp_path: Path, *, clock: str = "serial", mode: str = "sequential", **
 
 def learned_nothing(tmp_path: Path, **options: Any) -> dict[str, Any]:
     """The summary of a training whose time is over before its first update: it has failed, and can be resumed."""
-    with pytest.raises(NothingLearnedError, match="--minutes were over"):
+    with pytest.raises(NothingLearnedError, match="--minutes ran out"):
         train(tmp_path, **options)
     summary: dict[str, Any] = json.loads((tmp_path / "it" / "summary.json").read_text())
     assert (summary["exit_code"], summary["updates"]) == (1, 0)

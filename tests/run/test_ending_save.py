@@ -14,7 +14,8 @@ import torch
 
 import freewheel
 from freewheel.core import NDArray
-from freewheel.learn.replay import Columns, ReplayBuffer
+from freewheel.learn.replay.buffer import ReplayBuffer
+from freewheel.learn.replay.rows import Columns
 from freewheel.run.checkpoints import checkpoint, segments
 from freewheel.run.checkpoints.checkpoint import MANY, POLICY, WEIGHTS
 from freewheel.run.checkpoints.segments import Segments

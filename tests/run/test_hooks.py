@@ -23,7 +23,7 @@ from freewheel.errors import UsageError
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.evaluation.episodes import Score
 from freewheel.run.hooks import EVENTS, find_hooks
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 from tests.support.runs import Kept, assert_balanced, python, rows_of, train
 
 CONDITIONED = "tests.support.worlds:Conditioned"

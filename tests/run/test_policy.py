@@ -23,8 +23,8 @@ from freewheel.core import Decision, NDArray, Snapshot
 from freewheel.errors import ObservationError, SetupError, UsageError
 from freewheel.policies.spec import PolicySpec
 from freewheel.run import policy as policy_module
+from freewheel.run.naming import Result
 from freewheel.run.policy import Policy
-from freewheel.run.trainer import Result
 from freewheel.seeding import drawn, evaluation_episodes
 from tests.support.kinds import KINDS, Kinds
 from tests.support.runs import python, train

@@ -22,7 +22,7 @@ from freewheel.files.lock import FileLock
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import LEARNER, MANIFEST, PROGRESS
 from freewheel.run.hooks import Run
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 from freewheel.seeding import closing_seed, tree
 from tests.support.places import ROOT
 from tests.support.runs import MODES, Kept, assert_balanced, rows_of, train

@@ -17,8 +17,8 @@ from freewheel.config.resolve import from_file, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME
 from freewheel.errors import NothingLearnedError, SetupError, UsageError
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.plan import plan
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
+from freewheel.run.planning import plan
 from tests.support.runs import IDENTITY, assert_balanced, python, rows_of, train
 from tests.support.worlds import Identity
 

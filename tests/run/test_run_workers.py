@@ -12,9 +12,9 @@ import freewheel
 from freewheel.config.resolve import from_argv, from_options
 from freewheel.core import LEARNER_TIME, WORKER_TIME
 from freewheel.errors import UsageError
-from freewheel.run import plan
+from freewheel.run import planning
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 from tests.support.runs import IDENTITY, assert_balanced, rows_of, train
 from tests.support.surveys import REAL
 
@@ -80,7 +80,7 @@ def test_batch_with_automatic_workers_is_repeatable(
     tmp_path: Path, world: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the environment is measured twice, and it may be found that other numbers of workers are best."""
-    monkeypatch.setattr(plan, "survey_env", REAL)
+    monkeypatch.setattr(planning, "survey_env", REAL)
     args = {"seconds": 0.003, "at": 0} if world.endswith("Crawls") else {}
     small: dict[str, Any] = {"mode": "batch", "steps": 256, "num_envs": 4, "num_steps_per_env": 16, "evals": 0}
     first = freewheel.train(world, quiet=True, runs_dir=tmp_path / "first", env_args=args, **small)
@@ -107,7 +107,7 @@ def test_the_plan_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(f"freewheel.{module}.usable_cores", lambda: 4)
     monkeypatch.setattr("freewheel.run.advice.pace.update_cost", lambda planned: 0.0)
     config = from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9})
-    planned = plan.plan(config)
+    planned = planning.plan(config)
     assert planned.defaults_line == "Discrete actions: 2,052 rows an update in 10 epochs of minibatches of 64"
     lines = planned.lines()
     assert "workers  3 workers x 3 envs, a thread each, on 4 cores; the learner has a core" in lines
@@ -116,7 +116,7 @@ def test_the_plan_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_plan_of_episodes(tmp_path: Path) -> None:
     options = {"mode": "episodes", "runs_dir": tmp_path, "num_envs": 2, "episodes_per_update": 5}
-    planned = plan.plan(from_options(IDENTITY, options))
+    planned = planning.plan(from_options(IDENTITY, options))
     assert "collect  episodes: 2 envs, 5 episodes an update" in planned.lines()
     assert not any(line.startswith("updates") for line in planned.lines())
     assert (planned.workers, planned.learner_spec.batch.episodes, planned.max_lag) == (2, 5, None)

@@ -19,9 +19,9 @@ from freewheel.core import Snapshot, to_numpy
 from freewheel.errors import FileError, SetupError, UsageError
 from freewheel.learn.spec import Services
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.plan import plan
+from freewheel.run.naming import Result
+from freewheel.run.planning import plan
 from freewheel.run.saved import open_run
-from freewheel.run.trainer import Result
 from freewheel.transport.executors import SerialExecutor
 from tests.support.runs import train
 from tests.support.worlds import Identity

@@ -17,7 +17,8 @@ from freewheel.errors import CheckpointError, DivergedError
 from freewheel.files import disk
 from freewheel.files.outage import Outage
 from freewheel.files.read import parse_arrays
-from freewheel.learn.replay import Columns, ReplayBuffer
+from freewheel.learn.replay.buffer import ReplayBuffer
+from freewheel.learn.replay.rows import Columns
 from freewheel.run.checkpoints import checkpoint, segments
 from freewheel.run.checkpoints.progress import Earlier, RunProgress
 from freewheel.run.checkpoints.saver import Saver

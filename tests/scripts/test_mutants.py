@@ -13,7 +13,11 @@ def test_every_defect_can_be_planted() -> None:
 
 def test_the_nearest_tests_are_those_of_the_same_place() -> None:
     places = {defect.path: defect.places() for defect in DEFECTS}
-    assert places["freewheel/learn/priority.py"] == ["tests/learn/test_priority.py", "tests/learn"]
+    assert places["freewheel/learn/replay/priority.py"] == [
+        "tests/learn/replay/test_priority.py",
+        "tests/learn/replay",
+        "tests/learn",
+    ]
     assert places["packages/lab/src/freewheel_lab/seeds/group.py"][0].startswith("packages/lab/tests")
     assert [path for path, tests in places.items() if not tests] == []
     assert {test for tests in places.values() for test in tests if not (ROOT / test).exists()} == set()

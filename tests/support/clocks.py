@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from freewheel.metrics.meter import Meter
-from freewheel.run import process, session, trainer
+from freewheel.run import session, trainer
+from freewheel.run.stopping import stop, watched
 
 
 class Clock:
@@ -17,7 +18,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._added = 0.0
-        for module in (process, session):
+        for module in (session, stop, watched):
             monkeypatch.setattr(module, "time", SimpleNamespace(**vars(time) | {"monotonic": self.monotonic}))
         monkeypatch.setattr(trainer, "Meter", partial(Meter, now=lambda: time.perf_counter() + self._added))
 

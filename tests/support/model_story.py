@@ -17,7 +17,7 @@ from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.fitting import Fit
 from freewheel.learn.mbpo.learner import MBPO
-from freewheel.learn.replay import Columns
+from freewheel.learn.replay.rows import Columns
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.spec import LearnerSpec, Services
 from freewheel.policies.numpy_actor import make_actor

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from freewheel.core import NDArray
-from freewheel.learn.replay import Columns, ReplayBuffer
+from freewheel.learn.replay.buffer import ReplayBuffer
+from freewheel.learn.replay.rows import Columns
 
 COLUMNS = Columns(1, 1)  # rows of 6 columns
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import freewheel
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 from tests.support.places import ROOT
 
 IDENTITY = "tests.support.worlds:Identity"  # episodes of 16 steps, at most 1 a step

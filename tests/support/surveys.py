@@ -11,11 +11,11 @@ import pytest
 from freewheel.config.resolve import Config
 from freewheel.rollout.factory import MakeEnv, WorkerSpec
 from freewheel.rollout.probe import EnvCost
-from freewheel.run import plan
+from freewheel.run import planning
 from freewheel.transport.survey import Survey
 from tests.support.worlds import Identity
 
-REAL = plan.survey_env
+REAL = planning.survey_env
 #: By environment and what is asked of it; the factory is kept so that its id stays its own.
 KNOWN: dict[tuple[Any, ...], tuple[EnvCost, Any]] = {}
 
@@ -29,7 +29,7 @@ def measured() -> Any:
 
 def survey_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """For runs of tests.support.worlds:Identity and envs with the same spaces."""
-    monkeypatch.setattr(plan, "survey_env", lambda *_, **__: measured())
+    monkeypatch.setattr(planning, "survey_env", lambda *_, **__: measured())
 
 
 def survey_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def survey_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
             meanwhile()
         return KNOWN[key][0]
 
-    monkeypatch.setattr(plan, "survey_env", once)
+    monkeypatch.setattr(planning, "survey_env", once)
 
 
 def survey(make: MakeEnv, name: str, workers: WorkerSpec, **options: Any) -> EnvCost:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import Array, Learner
-from freewheel.learn.replay import ReplayMinibatch
+from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import Algorithm, LearnerSpec, ReplayConfig

@@ -110,7 +110,7 @@ class MBPOConfig(SACConfig):
         rollouts, option = self.rollouts * self.rollout_schedule[3], "--mbpo.rollouts-per-row"
         rolled = Need(rollouts, "rows of a model's rollouts", each, option)
         kept = Need(self.rows_of_models, "rows of all rollouts", each, "--mbpo.model-buffer")
-        steps = Need(self.rollouts, "steps of rollouts and what actions do there", 8 * effects, option)
+        steps = Need(self.rollouts, "steps of rollouts with effects of actions", 8 * effects, option)
         return (*super().needs(spec), models, drawn, rolled, kept, steps)
 
     @property

@@ -14,7 +14,7 @@ from torch.nn import functional
 from freewheel.core import Array
 from freewheel.learn.mbpo.config import Predict
 from freewheel.learn.mbpo.prediction import EnsembleOutput, Prediction, divergence
-from freewheel.learn.replay import Batch, Columns
+from freewheel.learn.replay.rows import Batch, Columns
 from freewheel.policies.spec import views
 
 MIN_LOGVAR, MAX_LOGVAR = -10.0, 0.5  # initial values of the learned bounds, for normalised targets
@@ -132,7 +132,7 @@ class Ensemble:
         """Return the summed loss of members on their packed rows [E, n, width], and write its gradient into `grad`.
 
         Negative log-likelihood (mean over rows and targets; next observations only if known) + cross entropy of
-        termination + BOUNDS × (Σ max_logvar − Σ min_logvar, mean over members) + weight decay, where `grad` begins.
+        termination + BOUNDS × (Σ max_logvar − Σ min_logvar, mean over members) + weight decay.
         """
         torch.mul(self.vector, self._decay, out=self.grad)
         decay = 0.5 * torch.dot(self.grad, self.vector)
@@ -150,7 +150,7 @@ class Ensemble:
 
     @torch.no_grad()
     def holdout_error(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return by member [E] the mean squared error of normalised targets, and the mean error of the termination."""
+        """Return by member [E] the mean squared error of normalised targets, and the mean error of terminations."""
         row = self.spec.columns.split(rows)
         target, weight = self._targets(row)
         out = self.forward(self._inputs(row.obs, row.action).expand(self.spec.members, -1, -1))

@@ -23,7 +23,8 @@ from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
 from freewheel.learn.mbpo.model_env import ModelEnv, look, open_loop_error
 from freewheel.learn.mbpo.rollouts import Rollouts
 from freewheel.learn.mbpo.task import model_rows
-from freewheel.learn.replay import ReplayBuffer, ReplayMinibatch
+from freewheel.learn.replay.buffer import ReplayBuffer
+from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.learn.together import own_seed, share
@@ -32,7 +33,7 @@ from freewheel.seeding import tree
 LOOK = 0.1  # seconds between two checks whether the run has to end, during a wait for a fit
 TRAIL, TRAIL_LANES = 64, 16  # steps and lanes of each author for the check of multi-step predictions
 MODEL_REMEDY = "lower --mbpo.model-lr, or scale observations and rewards"
-HORIZON = 5  # fewest steps of that check; longer rollouts set more
+HORIZON = 5  # steps of the check of multi-step predictions, or the length of rollouts if that is larger
 
 
 class MBPO(SAC):

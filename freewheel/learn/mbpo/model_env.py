@@ -14,7 +14,7 @@ from freewheel.errors import SetupError
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble
 from freewheel.learn.mbpo.task import NamedColumns, StateColumns, TaskFunction, View, find_columns, whole
-from freewheel.learn.replay import Batch
+from freewheel.learn.replay.rows import Batch
 from freewheel.learn.spec import LearnerSpec
 from freewheel.registry import own_object
 
@@ -64,7 +64,7 @@ class ModelEnv:
             action, _ = act(self.obs)
             seen = self.view.encode(self.obs, self.obs)
             found = self.model.sample(seen, action, self.elites, self.generator, compare=True).disagreement
-            assert found is not None, "it was asked for"
+            assert found is not None, "disagreement was requested"
             usual = found.nan_to_num(torch.inf).sort().values[int(TRUSTED * (len(found) - 1))]
             self._limit.copy_(self._max_disagreement * usual)
 

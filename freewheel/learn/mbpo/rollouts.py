@@ -10,7 +10,7 @@ from torch import Tensor
 
 from freewheel.core import Compile
 from freewheel.learn.mbpo.model_env import ModelEnv
-from freewheel.learn.replay import pack
+from freewheel.learn.replay.rows import pack
 from freewheel.policies.nets import TensorPolicy
 from freewheel.rollout.graphs import Program
 

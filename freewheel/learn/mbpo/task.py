@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from freewheel.core import Slice
 from freewheel.errors import SetupError, UsageError, nearest
-from freewheel.learn.replay import Columns, pack
+from freewheel.learn.replay.rows import Columns, pack
 from freewheel.policies.spec import Columns as Runs
 from freewheel.policies.spec import select
 

@@ -58,8 +58,8 @@ class PPOConfig(AlgorithmConfig):
     normalize_advantage: bool = True
     """Standardise advantages within each minibatch."""
     reward_scale: Literal["auto", "none", "returns"] = "auto"
-    """returns: divide rewards by the running deviation of the discounted return, and clip them at ±10; auto: returns for Box
-    actions, none for discrete ones and with a batched simulator."""
+    """returns: divide rewards by the running deviation of the discounted return, and clip them at ±10; auto: returns
+    for Box actions, none for discrete ones and with a batched simulator."""
     rho_bar: Annotated[float, POSITIVE] = 100.0
     """Bound of the importance weight on the error of each row from an older version. It is meant for outliers. At 1,
     actions that the present policy prefers more than the old one count no more, and learning under lag is slower."""

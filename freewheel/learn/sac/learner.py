@@ -10,8 +10,8 @@ import torch
 from freewheel.core import NDArray, to_numpy
 from freewheel.errors import SetupError
 from freewheel.learn.chunks import under
-from freewheel.learn.n_step import Successors
-from freewheel.learn.priority import ByError, Recent, Uniform
+from freewheel.learn.replay.n_step import Successors
+from freewheel.learn.replay.priority import ByError, Recent, Uniform
 from freewheel.learn.replay_learner import ReplayLearner
 from freewheel.learn.sac.config import SACConfig, first_temperature
 from freewheel.learn.sac.continuous import ContinuousUpdate
@@ -68,7 +68,7 @@ class SAC(ReplayLearner):
         self.updater.priority = self.replay.priority
 
     def before_updates(self) -> None:
-        """Set a temperature without an option from the first rewards of all learners, unless one was adopted."""
+        """Set a temperature that no option sets, from the first rewards of all learners, unless one was adopted."""
         super().before_updates()
         config, temperature = self.config, self.updater.log_temperature
         if config.temperature is None and config.first_temperature is None and not float(temperature):

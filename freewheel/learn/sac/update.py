@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from freewheel.core import Array, Compile
 from freewheel.learn.adam import FusedAdam
-from freewheel.learn.priority import Uniform
-from freewheel.learn.replay import ReplayMinibatch
+from freewheel.learn.replay.priority import Uniform
+from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import LearnerSpec
@@ -133,7 +133,7 @@ class SACUpdate(ABC):
 
     @abstractmethod
     def improve(self, inputs: Tensor, temperature: Tensor) -> Improvement:
-        """Write the gradient of the actor's loss, and return what was found."""
+        """Write the gradient of the actor's loss, and return statistics of the step."""
 
     def seen(self, inputs: Tensor) -> Tensor:
         """Return the columns that critics read."""

@@ -1,4 +1,4 @@
-"""The squashed head: tanh of a Gaussian whose mean and deviation both depend on the observation; actions lie in (-1, 1)."""
+"""The squashed head: tanh of a Gaussian whose mean and deviation depend on the observation; actions lie in (-1, 1)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ from freewheel.rollout.probe import EnvCost, random_actions, usable_cores
 from freewheel.run.advice.prospects import GAIN, WAITS_FOR, Prospect, best_of, predicted, prospects, step_times, typed
 from freewheel.run.learners.devices import placed
 from freewheel.run.naming import name_run
-from freewheel.run.plan import arrange, survey_env
+from freewheel.run.planning import arrange, survey_env
 from freewheel.run.process import learner_threads
 from freewheel.seeding import generator, training_episodes
 from freewheel.transport.executors import call_in_process

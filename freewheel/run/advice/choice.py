@@ -15,7 +15,8 @@ from freewheel.rollout.probe import EnvCost
 from freewheel.run.advice.policy_times import PolicyClock
 from freewheel.run.advice.prospects import WAITS_FOR, Prospect, best_of, by_lag, predicted, step_times
 from freewheel.run.naming import RunName, name_run
-from freewheel.run.plan import Plan, Report, arrange, nothing, plan, silent
+from freewheel.run.plan import Plan, nothing
+from freewheel.run.planning import Report, arrange, plan, silent
 from freewheel.run.process import learner_threads
 
 

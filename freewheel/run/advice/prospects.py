@@ -22,7 +22,8 @@ from freewheel.rollout.probe import BUDGET, EnvCost, usable_cores
 from freewheel.run.advice.pace import way_of
 from freewheel.run.advice.policy_times import PolicyClock, measure_policy
 from freewheel.run.advice.throughput import NO_WIRE, Forecast, Limit, PolicyTimes, StepTimes, Way, WireTimes, forecast
-from freewheel.run.plan import Plan, arrange, survey_env
+from freewheel.run.plan import Plan
+from freewheel.run.planning import arrange, survey_env
 
 Measure: TypeAlias = Callable[[Plan], PolicyTimes | None]
 

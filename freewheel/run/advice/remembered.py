@@ -16,10 +16,10 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any, get_type_hints
 
-from freewheel import __version__
 from freewheel.config.resolve import Config
 from freewheel.errors import FileError
 from freewheel.files import read
+from freewheel.registry import installed_version
 from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, processor, usable_cores
 
 FOLDER = "FREEWHEEL_CACHE"  # the variable with the cache folder; empty: nothing is kept
@@ -83,7 +83,7 @@ def _path(config: Config, budget: float) -> Path | None:
         return None
     packages = sorted(one.name for folder in sys.path for one in Path(folder).glob("*.dist-info"))
     machine = platform.machine(), platform.python_version(), processor(), usable_cores()
-    name = hashlib.sha256(repr((repr(env), sources, packages, machine, __version__)).encode()).hexdigest()[:32]
+    name = hashlib.sha256(repr((repr(env), sources, packages, machine, installed_version())).encode()).hexdigest()[:32]
     with suppress(RuntimeError):  # this user has no home directory
         folder = place or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "freewheel")
         return Path(folder, "measured", f"{name}-{'whole' if budget >= BUDGET else 'brief'}.json")

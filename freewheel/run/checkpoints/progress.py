@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from freewheel import __version__
 from freewheel.core import Collector, Learner, NDArray, RowCounts, Snapshot
 from freewheel.metrics.meter import Meter
+from freewheel.registry import installed_version
 from freewheel.run.checkpoints.checkpoint import Checkpoint, SavedState
 from freewheel.run.evaluation.schedule import EvaluationSchedule
 
@@ -42,7 +42,7 @@ def progress_of(
         "evaluation": None if schedule is None else schedule.state(),
         "best_version": None if candidate is None else candidate.snapshot.version,
         "contexts": contexts.tolist(),
-        "versions": {"freewheel": __version__, "python": platform.python_version(), **_libraries()},
+        "versions": {"freewheel": installed_version(), "python": platform.python_version(), **_libraries()},
         **others,
     }
     return RunProgress(about, None if candidate is None else candidate.snapshot)

@@ -17,10 +17,10 @@ from freewheel.metrics.meter import Budget
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.progress import Earlier
 from freewheel.run.learners.versions import check_number, never_saved, newest_of_all
-from freewheel.run.naming import CHECKPOINTS, CONFIG, METRICS, SUMMARY
-from freewheel.run.plan import print_line
+from freewheel.run.naming import CHECKPOINTS, CONFIG, METRICS, SUMMARY, Result
+from freewheel.run.planning import print_line
 from freewheel.run.saved import SavedRun, lock_run, open_run
-from freewheel.run.trainer import Result, followed, run
+from freewheel.run.trainer import followed, run
 from freewheel.sinks.sink import Sink
 from freewheel.transport.learners.place import RankInfo, of_torchrun
 

@@ -34,11 +34,6 @@ def _cost(plan: Plan) -> Cost:
     return Cost(cost.usual, cost.duty, WORKER_MEMORY + cost.memory)
 
 
-def _in_processes(plan: Plan) -> bool:
-    """Return whether evaluation uses separate processes, as training does."""
-    return plan.env_processes > 0
-
-
 @contextmanager
 def open_evaluator(plan: Plan, factory: RunnerFactory) -> Iterator[Evaluator | None]:
     """Yield an evaluator. It uses separate processes if training does. Otherwise it takes turns with training in this
@@ -51,7 +46,7 @@ def open_evaluator(plan: Plan, factory: RunnerFactory) -> Iterator[Evaluator | N
         yield None
         return
     batched, cost = plan.config.env.batched, _cost(plan)
-    separate = _in_processes(plan)
+    separate = plan.env_processes > 0  # as training does
     lanes = eval_lanes(plan.config.env, options.eval_episodes, *((1,) if separate else ()))
     if batched:
         cost = cost._replace(step=cost.step / len(lanes))

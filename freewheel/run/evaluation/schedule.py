@@ -12,7 +12,7 @@ from freewheel.errors import FreewheelError
 from freewheel.metrics.meter import Budget
 from freewheel.run.evaluation.episodes import Score
 from freewheel.run.evaluation.players import EpisodeRequest, Evaluator, SlowCall
-from freewheel.run.process import LATE
+from freewheel.run.stopping.stop import LATE
 from freewheel.seeding import closing_seed
 
 FREE = 2.0  # seconds that evaluations may always take, whatever their share of the time is

@@ -13,12 +13,12 @@ from freewheel.errors import PeerLostError
 from freewheel.learn.spec import ALONE, Peers
 from freewheel.metrics.meter import Budget, Meter
 from freewheel.run.checkpoints.progress import Earlier
-from freewheel.run.ending import exit_code_of
 from freewheel.run.learners.share import share_of
 from freewheel.run.learners.together import SingleLearner, Together
 from freewheel.run.learners.versions import CHOSEN, remedy
 from freewheel.run.plan import Plan
-from freewheel.run.process import Stop
+from freewheel.run.stopping.ending import exit_code_of
+from freewheel.run.stopping.stop import Stop
 from freewheel.transport.forkserver import pickled
 from freewheel.transport.learners.group import JOIN, Group
 from freewheel.transport.learners.launch import Learners

@@ -14,9 +14,9 @@ from freewheel.run.learners.crew import Crew, told_failures, wait_for_path
 from freewheel.run.learners.versions import FOLDER, chosen_state
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan
-from freewheel.run.process import Stop
+from freewheel.run.stopping.stop import Stop
+from freewheel.run.stopping.watchdog import Watchdog
 from freewheel.run.trainer import train_part
-from freewheel.run.watchdog import Watchdog
 from freewheel.sinks.sink import Outputs
 from freewheel.transport.clock import clock
 from freewheel.transport.learners.group import JOIN, Group

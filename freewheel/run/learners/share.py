@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import Any
 
-from freewheel.collect.mode import ModeConfig, count
+from freewheel.collect.mode import ModeConfig
 from freewheel.collect.workers import WorkersConfig, divisor
 from freewheel.config.machine import find_devices
+from freewheel.config.resolve import Config
 from freewheel.errors import UsageError
 from freewheel.run.learners.devices import task_beside
+from freewheel.run.plan import Plan, Share
 from freewheel.transport.learners.place import RankInfo
-
-if TYPE_CHECKING:
-    from freewheel.config.resolve import Config
-    from freewheel.run.plan import Plan
-
-
-@dataclass(frozen=True)
-class Share:
-    """The learner that a plan is for; `local` of the `count` learners are on this machine."""
-
-    rank: int = 0
-    count: int = 1
-    local: int = 1
-
-    def of(self, total: int | None) -> int | None:
-        """Return this learner's part of `total` rows, rounded up."""
-        return None if total is None else -(-total // self.count)
-
-
-ALL = Share()  # one learner does everything
 
 
 def by_torchrun(config: Config, place: RankInfo | None) -> Config:
@@ -112,16 +94,3 @@ def share_of(whole: Plan, place: RankInfo) -> Plan:
     spec = replace(spec, device=where.simulator if together else spec.device)
     share = Share(place.rank, learners, place.local)
     return replace(whole, config=config, spec=spec, device=where.learner, share=share)
-
-
-def described(whole: Plan) -> str:
-    """Describe the learners' shares of a plan in one line for the user."""
-    share, learners = whole.spec.lanes // whole.config.run.machine.learners, whole.config.run.machine.learners
-    line = f"{learners} that train together, each with {count(share, 'env')}"
-    if whole.worker_config is not None:
-        line += f" in {count(whole.workers // learners, 'worker')}"
-    batch = whole.batch
-    if batch.episodes is not None:
-        return f"{line} and {count(batch.episodes // learners, 'episode')} of an update"
-    what = "an update" if whole.config.learner.on_policy else "a publication"
-    return f"{line} and {batch.rows // learners:,} rows of {what}"

@@ -26,10 +26,10 @@ from freewheel.errors import FreewheelError, PeerLostError
 from freewheel.ledger import settle, total
 from freewheel.metrics.meter import Budget, Meter
 from freewheel.run.checkpoints.saver import Saver
-from freewheel.run.ending import exit_code_of
 from freewheel.run.hooks import Run
 from freewheel.run.learners.words import ASKED, REASONS, Said, Word
-from freewheel.run.process import Interrupted, Stop, TimeUp
+from freewheel.run.stopping.ending import exit_code_of
+from freewheel.run.stopping.stop import Interrupted, Stop, TimeUp
 from freewheel.transport.learners.group import Group
 
 LOOK = 0.1  # seconds between two checks for a note that asks to end

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from freewheel import __version__
 from freewheel.core import Chunk, Executor, Learner, MakeExecutor, Snapshot, Tick, Transitions, to_numpy
 from freewheel.files import disk
 from freewheel.files.lines import Lines
 from freewheel.loop import Source
 from freewheel.pacing.episode_queue import RECENT
+from freewheel.registry import installed_version
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.plan import Plan
 from freewheel.run.schedule.log import (
@@ -46,7 +46,7 @@ def versions() -> dict[str, str]:
     """Return what the bits of a run depend on besides its config."""
     import torch
 
-    packages = {"freewheel": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    packages = {"freewheel": installed_version(), "python": platform.python_version(), "numpy": np.__version__}
     return packages | {"torch": torch.__version__, "machine": f"{platform.machine()} {platform.system()}"}
 
 

@@ -11,7 +11,7 @@ from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from freewheel.collect.mode import make_collector
 from freewheel.core import Executor, Learner, MakeExecutor, Tick
@@ -26,17 +26,15 @@ from freewheel.run import process
 from freewheel.run.checkpoints.checkpoint import fingerprint_of
 from freewheel.run.hooks import Hooks, Run, find_hooks
 from freewheel.run.learners.devices import placed
-from freewheel.run.naming import SUMMARY, RunName
-from freewheel.run.plan import Plan, Report, arrange, nothing, silent, survey_env
+from freewheel.run.naming import SUMMARY, Result, RunName
+from freewheel.run.plan import Plan, nothing
+from freewheel.run.planning import Report, arrange, silent, survey_env
 from freewheel.run.saved import RunDirectory, SavedRun, open_run
 from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
 from freewheel.run.schedule.log import FILE, Check, Schedule, describe
 from freewheel.run.schedule.recorder import versions
 from freewheel.timeline.parties import WatchedExecutor
-
-if TYPE_CHECKING:
-    from freewheel.run.trainer import Result
 
 REPORT_EVERY = 2.0  # seconds
 
@@ -137,7 +135,7 @@ class _ReplayedRun:
     def run(self, *, inline: bool, keep: bool) -> ScheduleReplay:
         planned = self._plan
         self._report(self._title())
-        with process.executors(planned) as executors, ExitStack() as stack:
+        with process.executors(planned.config, planned.device) as executors, ExitStack() as stack:
             with_workers = planned.worker_config is not None
             answers = self._workers(inline, stack) if with_workers else Answers(self._schedule)
             services = Services(executors=_ReplayedExecutors(executors, answers))

@@ -17,16 +17,7 @@ import pytest
 from freewheel.core import NDArray
 from freewheel_cage2.agents import defender
 from freewheel_cage2.env import Cage2Vector
-from packages.cage2.tests.support.cage2_games import (
-    DEFENDERS,
-    REDS,
-    STEPS,
-    Games,
-    Record,
-    play_real,
-    record,
-    stored,
-)
+from packages.cage2.tests.support.cage2_games import DEFENDERS, REDS, STEPS, Games, Record, play_real, record, stored
 from tests.support.places import LONG
 
 PAIRS = [(name, red) for name in DEFENDERS for red in REDS]

@@ -23,7 +23,8 @@ from freewheel.config.resolve import from_argv
 from freewheel.errors import SetupError, UsageError
 from freewheel.metrics.meter import Budget
 from freewheel.rollout.probe import EnvCost
-from freewheel.run.plan import Plan, plan
+from freewheel.run.plan import Plan
+from freewheel.run.planning import plan
 from freewheel_lab.seeds import group as seeds
 from freewheel_lab.seeds.group import SeedGroup, SeedRun
 from tests.support.places import ROOT

@@ -13,7 +13,7 @@ from torch import Tensor
 from freewheel.learn.mbpo.config import Predict
 from freewheel.learn.mbpo.dynamics import DECAY, LAST_DECAY, Ensemble, ModelSpec
 from freewheel.learn.mbpo.prediction import EnsembleOutput, divergence
-from freewheel.learn.replay import Columns, pack
+from freewheel.learn.replay.rows import Columns, pack
 
 SPEC = ModelSpec(Columns(3, 2), 4, (8, 8), "delta", True, True)
 LINEAR = ModelSpec(Columns(1, 1), 2, (), "direct", True, True)

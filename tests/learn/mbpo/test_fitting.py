@@ -15,7 +15,7 @@ from freewheel.learn.mbpo import fitting
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import ModelSpec
 from freewheel.learn.mbpo.fitting import Continuation, Fit, Fitter
-from freewheel.learn.replay import Columns, pack
+from freewheel.learn.replay.rows import Columns, pack
 
 SPEC = ModelSpec(Columns(2, 1), 3, (16,), "delta", True, False)
 CONFIG = MBPOConfig(members=3, elites=2, model_hidden=(16,), model_batch=64, model_lr=3e-3, max_epochs=30)

@@ -15,7 +15,7 @@ from freewheel.errors import SetupError
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
 from freewheel.learn.mbpo.model_env import RULES, ModelEnv, never, open_loop_error, rule, task_function
 from freewheel.learn.mbpo.task import TaskFunction, whole
-from freewheel.learn.replay import Batch, Columns
+from freewheel.learn.replay.rows import Batch, Columns
 
 
 def counting(*, logit: float = -100.0, noise: float = -40.0, reward: bool = True, ends: bool = True) -> Ensemble:

@@ -21,7 +21,7 @@ from freewheel.learn.mbpo.fitting import Fitter
 from freewheel.learn.mbpo.learner import MBPO
 from freewheel.learn.mbpo.model_env import ModelEnv, look
 from freewheel.learn.mbpo.task import ModelTask, NamedColumns, StateColumns, find_columns, model_rows, task_on, whole
-from freewheel.learn.replay import Columns, pack
+from freewheel.learn.replay.rows import Columns, pack
 from freewheel.learn.spec import LearnerSpec, WorldFacts
 from freewheel.policies.numpy_actor import make_tensor_actor
 from freewheel.policies.spec import PolicyConfig

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import BatchSpec
-from freewheel.learn.replay import ReplayMinibatch
+from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.discrete import DiscreteUpdate
 from freewheel.learn.sac.learner import SAC

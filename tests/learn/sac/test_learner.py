@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Slice, Transitions, to_numpy
 from freewheel.errors import FreewheelError, SetupError
 from freewheel.learn.pace import Pace
-from freewheel.learn.priority import UNIT, ByError
-from freewheel.learn.replay import ReplayMinibatch
+from freewheel.learn.replay.priority import UNIT, ByError
+from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.replay_learner import BURST, REPORT
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC

@@ -17,7 +17,7 @@ from torch import Tensor
 from freewheel.core import BatchSpec, Chunk
 from freewheel.errors import UsageError
 from freewheel.learn.moments import RunningMoments
-from freewheel.learn.replay import ReplayMinibatch
+from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.continuous import ContinuousUpdate
 from freewheel.learn.sac.discrete import DiscreteUpdate

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from freewheel.core import BatchSpec
-from freewheel.learn.replay import ReplayMinibatch
+from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.continuous import ContinuousUpdate
 from freewheel.learn.spec import LearnerSpec

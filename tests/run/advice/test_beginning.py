@@ -13,7 +13,8 @@ from freewheel.errors import UsageError
 from freewheel.rollout.probe import EnvCost
 from freewheel.run.advice.beginning import _about, beginning_of, checked
 from freewheel.run.naming import name_run
-from freewheel.run.plan import Plan, arrange
+from freewheel.run.plan import Plan
+from freewheel.run.planning import arrange
 from tests.support.costs import SPEC
 
 BOX = replace(SPEC, action=ActionSpec("box", 2, (-1.0, -1.0), (1.0, 1.0)))

@@ -29,7 +29,7 @@ def auto(tmp_path: Path, words: str = "") -> Config:
 
 def planned(monkeypatch: pytest.MonkeyPatch, config: Config, cost: EnvCost, learn: float = 5e-5) -> Plan:
     """As if the environment and the policy had been measured so."""
-    monkeypatch.setattr("freewheel.run.plan.survey_env", lambda *_, **__: cost)
+    monkeypatch.setattr("freewheel.run.planning.survey_env", lambda *_, **__: cost)
     monkeypatch.setattr(choice, "PolicyClock", lambda: lambda _: PolicyTimes(act=1e-6, learn=learn))
     return plan_run(config)
 

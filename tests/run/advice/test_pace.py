@@ -13,7 +13,8 @@ from freewheel.rollout.probe import EnvCost
 from freewheel.run.advice import pace
 from freewheel.run.advice.policy_times import update_cost
 from freewheel.run.naming import name_run
-from freewheel.run.plan import Plan, arrange
+from freewheel.run.plan import Plan
+from freewheel.run.planning import arrange
 from tests.support.costs import cost
 
 SLEEPS = cost(0.010, 0.0001)

@@ -18,7 +18,8 @@ from freewheel.run.advice.pace import way_of
 from freewheel.run.advice.prospects import Prospect, best_of, closing
 from freewheel.run.advice.throughput import Forecast, PolicyTimes, StepTimes, forecast
 from freewheel.run.naming import name_run
-from freewheel.run.plan import Plan, arrange
+from freewheel.run.plan import Plan
+from freewheel.run.planning import arrange
 from tests.support.costs import SPEC
 
 UNEVEN = EnvCost(spec=SPEC, wall=0.005, row=0.005, cpu=0.0001, times=(0.002,) * 8 + (0.017,) * 2, steps=100)

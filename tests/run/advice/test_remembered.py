@@ -15,7 +15,7 @@ from freewheel.config.resolve import Config, from_options
 from freewheel.rollout.probe import BRIEF, BUDGET
 from freewheel.run.advice import remembered
 from freewheel.run.advice.remembered import FOLDER, recall, remember
-from freewheel.run.plan import plan
+from freewheel.run.planning import plan
 from tests.support.costs import cost
 from tests.support.worlds import Counter
 

@@ -13,7 +13,7 @@ from freewheel.config.resolve import from_argv
 from freewheel.run.advice import policy_times, throughput
 from freewheel.run.advice.policy_times import measure_policy
 from freewheel.run.advice.throughput import PolicyTimes, StepTimes, Way, WireTimes, forecast
-from freewheel.run.plan import plan
+from freewheel.run.planning import plan
 from tests.support.runs import IDENTITY
 
 FREE = PolicyTimes(act=0.0, learn=0.0)

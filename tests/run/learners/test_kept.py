@@ -9,7 +9,7 @@ import pytest
 
 from freewheel.config.resolve import from_options
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.plan import plan
+from freewheel.run.planning import plan
 from freewheel.run.saved import RunDirectory
 from tests.support.runs import IDENTITY
 

@@ -10,10 +10,11 @@ import pytest
 
 from freewheel.config.resolve import Config, from_argv
 from freewheel.errors import CheckpointError, SetupError, UsageError
-from freewheel.run.learners.share import Share, by_torchrun, check_together, described, evenly, share_of
+from freewheel.run.learners.share import by_torchrun, check_together, evenly, share_of
 from freewheel.run.learners.versions import check_number, never_saved, newest_of_all, remedy
 from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, arrange
+from freewheel.run.plan import Plan, Share
+from freewheel.run.planning import arrange
 from freewheel.transport.learners.place import RankInfo
 from tests.support.costs import cost
 from tests.support.runs import IDENTITY
@@ -65,7 +66,7 @@ def test_no_two_play_the_same_episode_and_all_play_what_one_would() -> None:
 def test_episodes_of_an_update_are_divided() -> None:
     whole = plan_of("--mode", "episodes", "--workers", "2", "--episodes-per-update", "6")
     assert share_of(whole, place(1)).batch.episodes == 3
-    assert "each with 1 env in 1 worker and 3 episodes of an update" in described(whole)
+    assert "each with 1 env in 1 worker and 3 episodes of an update" in whole.learners_line
 
 
 @pytest.mark.parametrize(

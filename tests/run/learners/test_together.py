@@ -23,7 +23,7 @@ from freewheel.core import Metrics, NDArray
 from freewheel.errors import FreewheelError, PeerLostError
 from freewheel.run.hooks import Run
 from freewheel.run.learners.versions import agreed_of, newest_of_all
-from freewheel.run.trainer import Result
+from freewheel.run.naming import Result
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY, assert_balanced, rows_of, train
 from tests.support.worlds import Identity

@@ -73,7 +73,7 @@ def test_lines_that_are_no_rows_are_left_out_and_told_of(tmp_path: Path, metrics
     metrics.write_bytes(line(0) + b"\xff\xfe\n[1]\n\n" + deep + b'{"wall_s": 1, "loss": NaN}\n')
     assert reader.look() == [0, 1]
     assert reader.rows[1]["loss"] is None
-    assert "no rows" in reader.follower.problems["metrics.jsonl"]
+    assert "not rows" in reader.follower.problems["metrics.jsonl"]
     metrics.write_bytes(line(0) + b"\xff\xfe\n" + line(5))
     assert reader.look() == [0, 5]
 

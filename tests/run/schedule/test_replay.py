@@ -14,10 +14,10 @@ import pytest
 import freewheel
 from freewheel.cli.main import main
 from freewheel.errors import SetupError
+from freewheel.run.naming import Result
 from freewheel.run.saved import open_run
 from freewheel.run.schedule.log import Act, LogLine, Schedule
 from freewheel.run.schedule.replay import ScheduleReplay, Until, replay
-from freewheel.run.trainer import Result
 from freewheel.seeding import training_episodes
 from tests.support.replay_worlds import Curriculum
 from tests.support.runs import train
@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_is_replayed_up_to_its_last_whole_line(story: Reco
     inside_a_line = text.index(b"\n", len(text) * 2 // 3) - 1
     found = replay(copy_of(story, tmp_path, text[:inside_a_line]))
     assert found.identical
-    assert "not whole" in found.note
+    assert "incomplete" in found.note
     assert 0 < found.env_steps < story.result.summary["env_steps"]
     assert found.checks >= 2
     lost = text[: text.rindex(b"\n", 0, -1) + 1]  # all but the end

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from freewheel.core import Actor
-    from freewheel.run.saved import SavedRun
+    from freewheel.envs.family import EvaluatedRun
 
 PREFIX = "cyborg:"
 REAL, FAST = "cyborg:Scenario2", "freewheel/Cage2-v0"
@@ -46,13 +46,13 @@ def real(config: gym.GymConfig) -> gym.GymConfig:
     return replace(config, id=REAL, factory=UNLIMITED, preload=MODULES)
 
 
-def _official(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[Mapping[str, Any], RenderableType]:
+def _official(run: EvaluatedRun, actor: Actor, episodes: int, seed: int) -> tuple[Mapping[str, Any], RenderableType]:
     from freewheel_cage2 import official
 
     return official.report(run, actor, episodes, seed)
 
 
-def _compare(run: SavedRun, mean: float, console: Console) -> None:
+def _compare(run: EvaluatedRun, mean: float, console: Console) -> None:
     """For the fast environment, print the score in a table of simple and published defenders."""
     if run.config.env.id == FAST:
         from freewheel_cage2 import official

@@ -27,7 +27,7 @@ from freewheel_cage2.env import Cage2Vector
 from freewheel_cage2.scenario import RED_AGENTS, STEPS
 
 if TYPE_CHECKING:
-    from freewheel.run.saved import SavedRun
+    from freewheel.envs.family import EvaluatedRun
 
 SEED = 153
 LENGTHS = (30, 50, 100)
@@ -88,7 +88,7 @@ class ScoreBoard:
         return {**about, "total": self.total, "cells": cells}
 
 
-def report(run: SavedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[str, Any], Table]:
+def report(run: EvaluatedRun, actor: Actor, episodes: int, seed: int) -> tuple[dict[str, Any], Table]:
     """Evaluate a run. Returns the contents of official.json and a table with the published scores."""
 
     def show(cell: ScoreCell) -> None:

@@ -18,7 +18,7 @@ import pytest
 from freewheel.config.resolve import from_argv
 from freewheel.core import NDArray
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.plan import survey_env
+from freewheel.run.planning import survey_env
 from freewheel_ray.actors.cluster import Cluster
 from freewheel_ray.federate.coordinator import Coordinator
 from freewheel_ray.federate.federation import SITE

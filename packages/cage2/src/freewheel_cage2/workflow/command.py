@@ -22,7 +22,8 @@ from freewheel.errors import COUNT, SEED, SHARE, Range, SetupError, UsageError, 
 from freewheel.files.reach import check_folder, typed
 from freewheel.files.terminal import Terminal
 from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, plan
+from freewheel.run.plan import Plan
+from freewheel.run.planning import plan
 from freewheel_cage2 import family
 from freewheel_cage2.scenario import RED_AGENTS, find_red
 from freewheel_cage2.workflow import search

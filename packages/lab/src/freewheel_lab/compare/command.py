@@ -124,8 +124,8 @@ def _run(argv: Sequence[str]) -> int:
 def _compare(request: ComparisonRequest, own: CompareOptions, tracked: TrackerOptions) -> int:
     from freewheel.files.output import complain
     from freewheel.files.terminal import Terminal
-    from freewheel.run.plan import print_line
-    from freewheel.run.process import Stop
+    from freewheel.run.planning import print_line
+    from freewheel.run.stopping.stop import Stop
     from freewheel_lab.compare import comparison, trackers
     from freewheel_lab.compare.trainings.measuring import ComparisonProgress
 

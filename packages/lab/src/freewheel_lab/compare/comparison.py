@@ -19,7 +19,8 @@ from freewheel.run.advice.pace import AT_ONCE, way_of
 from freewheel.run.advice.policy_times import PolicyClock
 from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, step_times
 from freewheel.run.advice.throughput import Kind, PolicyTimes, StepTimes, Way, forecast
-from freewheel.run.process import Interrupted, Stop, learner_threads
+from freewheel.run.process import learner_threads
+from freewheel.run.stopping.stop import Interrupted, Stop
 from freewheel.sinks.words import clock
 from freewheel.timeline.chrome import read as read_timeline
 from freewheel.timeline.model import Timeline

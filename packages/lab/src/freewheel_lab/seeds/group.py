@@ -29,7 +29,7 @@ from freewheel.sinks.words import clock
 if TYPE_CHECKING:
     from freewheel.metrics.meter import Budget
     from freewheel.run.plan import Plan
-    from freewheel.run.process import Stop
+    from freewheel.run.stopping.stop import Stop
 
 MOST = 1000  # maximum number of seeds of one command
 POLL = 0.1  # seconds between two polls of the processes
@@ -122,7 +122,7 @@ class SeedGroup:
 
     def start(self, argv: Sequence[str], every: float) -> int:
         """Run all seeds and return the worst of their exit codes. A signal stops all runs cleanly."""
-        from freewheel.run.process import Interrupted, Stop
+        from freewheel.run.stopping.stop import Interrupted, Stop
 
         stop = Stop()
         display = _SeedProgress(self, every)

@@ -65,7 +65,7 @@ def _run(argv: Sequence[str]) -> int:
     others, given = flags.split_argv(argv, flags.option_types(TuneOptions))
     own = flags.build(TuneOptions, given)
     config = configure(others, trust=own.trust)
-    from freewheel.run.plan import print_line
+    from freewheel.run.planning import print_line
     from freewheel_lab.tune import file
 
     path = Path(own.out)

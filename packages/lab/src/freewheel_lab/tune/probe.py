@@ -19,7 +19,8 @@ from freewheel.run.advice.prospects import Prospect, in_mode, predicted, step_ti
 from freewheel.run.advice.throughput import NO_WIRE, PolicyTimes, StepTimes, WireTimes, along
 from freewheel.run.learners.devices import placed
 from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, arrange, survey_env
+from freewheel.run.plan import Plan
+from freewheel.run.planning import arrange, survey_env
 from freewheel.run.process import learner_threads
 from freewheel.transport.executors import SerialExecutor
 from freewheel_lab.tune.worker_benchmark import WorkerBenchmark, benchmark_workers

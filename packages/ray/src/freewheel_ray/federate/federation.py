@@ -18,9 +18,11 @@ from freewheel.run.advice.choice import plan_run
 from freewheel.run.checkpoints.checkpoint import fingerprint
 from freewheel.run.evaluation.place import open_evaluator
 from freewheel.run.evaluation.schedule import Around, EvaluationSchedule, Verdict
-from freewheel.run.plan import Plan, print_line
-from freewheel.run.process import Interrupted, Stop, import_torch
+from freewheel.run.plan import Plan
+from freewheel.run.planning import print_line
+from freewheel.run.process import import_torch
 from freewheel.run.saved import lock_run
+from freewheel.run.stopping.stop import Interrupted, Stop
 from freewheel_ray.actors import address_check
 from freewheel_ray.actors.calls import NodeSpec
 from freewheel_ray.actors.cluster import Cluster, require_ray

@@ -16,7 +16,7 @@ from freewheel.files.read import content, json_object, parse_arrays, record, sho
 from freewheel.run.advice.choice import plan_run
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.naming import CHECKPOINTS, CONFIG, SUMMARY
-from freewheel.run.plan import print_line
+from freewheel.run.planning import print_line
 from freewheel.run.process import import_torch
 from freewheel.run.saved import check_fit
 from freewheel_ray.federate.average import weights_of

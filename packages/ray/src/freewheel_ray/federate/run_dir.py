@@ -17,7 +17,8 @@ from freewheel.core import NDArray, Snapshot
 from freewheel.files import disk, origin
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.naming import METRICS, SUMMARY
-from freewheel.run.plan import Plan, print_line
+from freewheel.run.plan import Plan
+from freewheel.run.planning import print_line
 from freewheel.run.saved import RunDirectory
 from freewheel.sinks.jsonl import JsonlSink
 from freewheel_ray.federate.average import weights_of

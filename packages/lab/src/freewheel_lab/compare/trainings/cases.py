@@ -24,7 +24,8 @@ from freewheel.errors import FreewheelError, UsageError
 from freewheel.rollout.probe import EnvCost
 from freewheel.run.learners.devices import placed
 from freewheel.run.naming import RunName
-from freewheel.run.plan import Plan, arrange, survey_env
+from freewheel.run.plan import Plan
+from freewheel.run.planning import arrange, survey_env
 from freewheel_lab.compare.results import CaseInfo
 
 SURVEY = 2.5  # seconds of stepping to measure the environment

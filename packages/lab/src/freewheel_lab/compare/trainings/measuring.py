@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from freewheel.errors import MeasureError
-from freewheel.run.process import Interrupted, Stop
+from freewheel.run.stopping.stop import Interrupted, Stop
 from freewheel.sinks.words import clock
 from freewheel_lab.bench.measure import Measurement, TrainingProcess, TrainingRequest, measure
 from freewheel_lab.compare.results import ResultRow

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from freewheel.core import Transitions
-from freewheel.learn.n_step import Successors
-from freewheel.learn.replay import ReplayBuffer
+from freewheel.learn.replay.buffer import ReplayBuffer
+from freewheel.learn.replay.n_step import Successors
 from tests.support.learning import sign, to_tensors
 from tests.support.numbered_rows import COLUMNS, restore
 

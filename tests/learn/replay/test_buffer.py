@@ -16,8 +16,9 @@ from torch import Tensor
 
 from freewheel.core import Transitions
 from freewheel.errors import SetupError
-from freewheel.learn import replay as module
-from freewheel.learn.replay import Columns, Drawn, ReplayBuffer, pack
+from freewheel.learn.replay import buffer as module
+from freewheel.learn.replay.buffer import ReplayBuffer
+from freewheel.learn.replay.rows import Columns, Drawn, pack
 from tests.support.learning import sign, to_tensors
 from tests.support.numbered_rows import COLUMNS, assert_drawn_like, frequencies, names, numbered, restore
 

@@ -118,7 +118,7 @@ class ByError(Uniform):
     """Draws a row in proportion to (its last error + LEAST_ERROR) ** alpha. A row that was never drawn has the largest
     priority so far.
 
-    A row's weight is (N × probability) ** -beta, divided by the mean of the batch. With beta 1 the expected loss is
+    A row's weight is (N × probability) ** -beta, divided by its mean over the batch. With beta 1 the expected loss is
     that of uniform draws, and the step size keeps its meaning. Priorities are 1 / UNIT .. MOST_SUM / (UNIT × capacity).
     """
 

@@ -20,10 +20,10 @@ from freewheel.collect.serial import SerialCollector
 from freewheel.core import RowCounts
 from freewheel.errors import DivergedError, EnvError, LedgerError, SetupError, UsageError
 from freewheel.run import session
-from freewheel.run.ending import Ending, exit_code_of
 from freewheel.run.hooks import Run
-from freewheel.run.process import Interrupted
 from freewheel.run.session import Session
+from freewheel.run.stopping.ending import Ending, exit_code_of
+from freewheel.run.stopping.stop import Interrupted
 from tests.support.failing_disk import FailingDisk
 from tests.support.runs import train
 from tests.support.surveys import survey_once

@@ -44,8 +44,8 @@ from freewheel.rollout.whereabouts import (
     STEP,
     cells,
 )  # fmt: skip
-from freewheel.run import process
-from freewheel.run.process import ClosingError, Endable, ExitCalled, Stop, TimeUp, lane_of
+from freewheel.run.stopping.exits import ExitCalled, lane_of
+from freewheel.run.stopping.stop import END_SIGNALS, ClosingError, Endable, Stop, TimeUp
 from freewheel.transport.clock import clock
 from freewheel.transport.workers.place import CLOSE_LIMIT
 
@@ -141,9 +141,9 @@ class Watchdog:
     def _take_signals(self) -> None:
         with suppress(BlockingIOError):
             for number in self._socket.recv(64):
-                if number in process.SIGNALS and self._own:
+                if number in END_SIGNALS and self._own:
                     self._own -= 1
-                elif number in process.SIGNALS:
+                elif number in END_SIGNALS:
                     cells[SIGNAL] = cells[SIGNAL] or number
                     cells[SIGNALS] += 1
                     self._asked.append(monotonic())

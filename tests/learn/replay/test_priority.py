@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from freewheel.learn.priority import LEAST_ERROR, MOST_SUM, UNIT, WIDTH, ByError, Recent, SumTree, Uniform
-from freewheel.learn.replay import ReplayBuffer
+from freewheel.learn.replay.buffer import ReplayBuffer
+from freewheel.learn.replay.priority import LEAST_ERROR, MOST_SUM, UNIT, WIDTH, ByError, Recent, SumTree, Uniform
 from tests.support.numbered_rows import COLUMNS, assert_drawn_like, frequencies, numbered, restore
 
 

@@ -17,10 +17,9 @@ from freewheel.config.flags import values
 from freewheel.config.resolve import Config, from_argv, from_options
 from freewheel.errors import EnvError, SetupError, UsageError
 from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, usable_cores
-from freewheel.run import plan as module
-from freewheel.run import process
+from freewheel.run import plan, planning, process
 from freewheel.run.advice.choice import plan_run
-from freewheel.run.plan import Plan, plan
+from freewheel.run.plan import Plan
 from tests.support.costs import cost as cost_of
 from tests.support.worlds import Counter
 
@@ -35,15 +34,15 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Replaces the measurement: the env's spec is that of `costs`."""
 
     def have(cost: EnvCost, cores: int = 2) -> None:
-        monkeypatch.setattr(module, "survey_env", lambda *_, **__: cost)
-        for place in ("run.plan", "collect.workers", "collect.batch"):
+        monkeypatch.setattr(planning, "survey_env", lambda *_, **__: cost)
+        for place in ("run.plan", "run.planning", "collect.workers", "collect.batch"):
             monkeypatch.setattr(f"freewheel.{place}.usable_cores", lambda: cores)
 
     return have
 
 
 def planned(tmp_path: Path, **options: Any) -> Plan:
-    return plan(from_options(COUNTER, {"runs_dir": tmp_path, **options}))
+    return planning.plan(from_options(COUNTER, {"runs_dir": tmp_path, **options}))
 
 
 @pytest.mark.parametrize("mode", ["sequential", "lockstep", "batch", "continuous", "episodes"])
@@ -97,10 +96,10 @@ def test_an_environment_is_measured_only_where_a_number_depends_on_it(
         asked.update(how)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "Survey", survey)
+    monkeypatch.setattr(planning, "Survey", survey)
     monkeypatch.setattr("freewheel.collect.workers.usable_cores", lambda: 2)
     with pytest.raises(KeyboardInterrupt):
-        module.survey_env(from_options(COUNTER, options))
+        planning.survey_env(from_options(COUNTER, options))
     assert (asked["budget"], asked["hurried"]) == (BUDGET if measured else BRIEF, hurried)
 
 
@@ -111,7 +110,7 @@ def test_it_is_measured_where_modes_are_compared(monkeypatch: pytest.MonkeyPatch
         budgets.append(budget)
         return COMPUTING
 
-    monkeypatch.setattr(module, "survey_env", survey)
+    monkeypatch.setattr(planning, "survey_env", survey)
     for mode in ("sequential", "auto"):
         plan_run(from_options(COUNTER, {"runs_dir": tmp_path, "mode": mode}))
     assert budgets == [None, BUDGET]
@@ -160,7 +159,7 @@ def test_it_says_how_many_processes_step_environments(
 def test_a_replay_learner_publishes_as_often_with_many_workers(
     tmp_path: Path, options: dict[str, Any], lanes: int, every: int | None
 ) -> None:
-    found = plan(from_options("Pendulum-v1", {"runs_dir": tmp_path, "algo": "sac", **options}))
+    found = planning.plan(from_options("Pendulum-v1", {"runs_dir": tmp_path, "algo": "sac", **options}))
     assert (found.batch.lanes, found.config.learner.publish_every) == (lanes, every)
 
 
@@ -169,7 +168,7 @@ def test_a_replay_learner_publishes_as_often_with_many_workers(
     [
         (COMPUTING, 1, None, 0, "the learner has a core"),
         (COMPUTING, 2, None, 0, "the learner shares them"),
-        (COMPUTING, 20, "workers", module.NICE, "the learner shares them at higher priority"),
+        (COMPUTING, 20, "workers", plan.NICE, "the learner shares them at higher priority"),
         (WAITING, 20, "learner", 0, "the learner shares them at lower priority"),
     ],
 )
@@ -205,7 +204,7 @@ def test_a_learner_with_time_to_spare_gives_way_further(tmp_path: Path, costs: A
     seen = []
 
     def learner() -> None:
-        with process.lower_priority(found):
+        with process.lower_priority(found.yields == "learner"):
             spec = found.collect_spec(found.config.learner.build(found.learner_spec).snapshot(), lambda: None)
             for _ in range(2):
                 seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
@@ -227,19 +226,19 @@ def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, costs: Any) ->
 
 def test_it_says_what_it_does_and_calls_what_can_be_done_meanwhile(tmp_path: Path) -> None:
     said: list[str] = []
-    plan(from_options(COUNTER, {"runs_dir": tmp_path}), said.append, lambda: said.append("meanwhile"))
+    planning.plan(from_options(COUNTER, {"runs_dir": tmp_path}), said.append, lambda: said.append("meanwhile"))
     assert said == [f"measuring {COUNTER} ...", "meanwhile"]
 
 
 def test_an_env_that_cannot_be_sent_elsewhere_is_measured_here(tmp_path: Path) -> None:
     lock = threading.Lock()
     made = lambda: (lock, Counter())[1]  # noqa: E731
-    found = plan(from_options(made, {"runs_dir": tmp_path}))
+    found = planning.plan(from_options(made, {"runs_dir": tmp_path}))
     assert found.cost is not None
     assert not found.cost.portable
     assert found.config.to_json()["placement"] == "inline"
     with pytest.raises(SetupError, match="cannot be pickled for another process"):
-        plan(from_options(made, {"runs_dir": tmp_path, "mode": "batch"}))
+        planning.plan(from_options(made, {"runs_dir": tmp_path, "mode": "batch"}))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +257,7 @@ def test_an_instance_is_answered_with_what_to_pass(given: Any, answer: str) -> N
 def test_the_env_of_a_plan_that_hangs_is_named(tmp_path: Path) -> None:
     options = {"runs_dir": tmp_path, "env_args": {"at": 1}, "step_timeout": 0.3}
     with pytest.raises(EnvError, match=r"Hangs did not return within 0.3 s from step 1"):
-        plan(from_options("tests.support.worlds:Hangs", options))
+        planning.plan(from_options("tests.support.worlds:Hangs", options))
 
 
 @pytest.mark.parametrize(
@@ -275,7 +274,7 @@ def test_the_env_of_a_plan_that_hangs_is_named(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_defaults_of_the_kind_of_world_are_told_in_one_line(words: str, line: str, tmp_path: Path) -> None:
-    found = plan(from_argv([*words.split(), "--mode", "lockstep", "--runs-dir", str(tmp_path)]))
+    found = planning.plan(from_argv([*words.split(), "--mode", "lockstep", "--runs-dir", str(tmp_path)]))
     assert found.defaults_line == line
 
 

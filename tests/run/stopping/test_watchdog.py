@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from freewheel.rollout.factory import Timeouts
-from freewheel.run import watchdog
-from freewheel.run.process import Interrupted, Stop
-from freewheel.run.watchdog import EMERGENCY, HURRIED, Watchdog
+from freewheel.run.stopping import watchdog
+from freewheel.run.stopping.stop import Interrupted, Stop
+from freewheel.run.stopping.watchdog import EMERGENCY, HURRIED, Watchdog
 from tests.support.trainers import wait_until
 
 

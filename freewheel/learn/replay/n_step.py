@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from freewheel.core import Array, Transitions, to_numpy
-
-if TYPE_CHECKING:
-    from freewheel.learn.replay import Batch
+from freewheel.learn.replay.rows import Batch
 
 NONE = -1  # no row
 

@@ -22,7 +22,8 @@ from freewheel.errors import (
     SetupError,
 )
 from freewheel.metrics.meter import Budget
-from freewheel.run.process import Interrupted, exit_called
+from freewheel.run.stopping.exits import exit_called
+from freewheel.run.stopping.stop import Interrupted
 
 Out = TypeVar("Out")
 SPARE = 24  # file descriptors reserved for the end of a run

@@ -1,0 +1,1 @@
+"""The replay buffer: packed rows in a ring, which of them are drawn, and returns over several steps."""
