@@ -149,7 +149,7 @@ def short(value: object) -> str:
     try:
         text = " ".join(repr(value).split()).encode(errors="backslashreplace").decode()
     except Exception:  # noqa: BLE001 - a user's object
-        text = "(its text cannot be had)"
+        text = "(no text: repr() raised an error)"
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 

@@ -82,7 +82,7 @@ def test_what_to_mend_is_told_and_does_not_fail(capfd: Capture) -> None:
     found = {one["about"]: one for one in said["findings"] if one["level"] == "note"}
     assert found.keys() == {"episodes", "processes", "scale"}
     assert "--max-episode-steps" in found["episodes"]["remedy"]
-    assert "other steps under the same seed" in found["processes"]["text"]
+    assert "different steps under the same seed" in found["processes"]["text"]
 
 
 def test_an_env_that_seldom_raises_would_train(capfd: Capture) -> None:

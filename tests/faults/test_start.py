@@ -119,7 +119,7 @@ def test_a_signal_while_lockstep_starts_is_quiet(
 
 def test_a_hang_up_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     """As nohup starts a command."""
-    script = "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from freewheel.run.process import Stop\n"
+    script = "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); from freewheel.run.stopping.stop import Stop\n"
     script += "with Stop().listening(): os.kill(os.getpid(), signal.SIGHUP)\nprint('on')"
     assert freewheel(tmp_path, "-c", script).stdout == "on\n"
 

@@ -81,7 +81,7 @@ def test_a_trace_has_the_events_that_perfetto_needs_and_is_read_back(tmp_path: P
 )
 def test_a_file_that_is_something_else_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "timeline.json").write_text(text)
-    with pytest.raises(FileError, match=r"^[^\n]*timeline.json is no t[^\n]*$"):
+    with pytest.raises(FileError, match=r"^[^\n]*timeline.json is not a t[^\n]*$"):
         read(tmp_path / "timeline.json")
 
 
