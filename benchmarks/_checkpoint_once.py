@@ -20,7 +20,7 @@ from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
 from freewheel.policies.spec import PolicyConfig
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.checkpoints.progress import Earlier, RunProgress
+from freewheel.run.checkpoints.run_progress import Earlier, RunProgress
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.checkpoints.store import Store
 

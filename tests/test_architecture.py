@@ -102,8 +102,7 @@ def test_what_cpu_workers_import_does_without_torch() -> None:
     found |= {pattern: sorted(ROOT.glob(f"packages/*/src/{pattern}.py")) for pattern in WITHOUT_TORCH_TOO.split()}
     assert [pattern for pattern, paths in found.items() if not paths] == []
     names = [module_name(path) for paths in found.values() for path in paths]
-    points = {place.partition(":")[0] for name in PROJECTS for _, place in entry_points(name)}
-    assert sorted(points - {*names}) == []
+    assert sorted({place.partition(":")[0] for name in PROJECTS for _, place in entry_points(name)} - {*names}) == []
     script = f"""
 import importlib, sys
 for name in {names!r}:
@@ -241,9 +240,8 @@ def test_packages_add_what_the_core_says_of_them(package: str) -> None:
 
 def test_the_typed_signature_of_train_has_every_option() -> None:
     fresh = signature.FILE.read_text(encoding="utf-8") == signature.source()
-    assert fresh, (
-        "options have changed: run `python -m freewheel.config.signature` and commit freewheel/config/arguments.py"
-    )
+    command = "python -m freewheel.config.signature"
+    assert fresh, f"options have changed: run `{command}` and commit freewheel/config/arguments.py"
 
 
 #: Fields of a record at most; records that still have more. Options are no records: each field of theirs is a flag.

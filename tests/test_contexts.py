@@ -90,9 +90,8 @@ def test_every_return_is_that_of_its_context_and_seed(tmp_path: Path, options: d
     assert result.summary["ended"] == "enough"
     assert_told(episodes)
     assert {episode.context for episode in episodes} == set(map(tuple, TABLE))
-    score = open_run(str(result.path)).score(
-        open_run(str(result.path)).actor()[0], 12, result.summary["eval_fresh_seed"]
-    )
+    run = open_run(str(result.path))
+    score = run.score(open_run(str(result.path)).actor()[0], 12, result.summary["eval_fresh_seed"])
     assert score.mean == result.summary["final_eval"]
     assert (score.contexts, score.returns) == EVALUATED
 
@@ -237,9 +236,7 @@ def test_who_takes_a_dead_workers_place_begins_with_the_newest_table(tmp_path: P
     ],
 )
 @pytest.mark.parametrize("mode", ["sequential", "continuous"])
-def test_worlds_that_cannot_be_told_are_refused_while_planning(
-    tmp_path: Path, env: str, options: dict[str, Any], text: str, mode: str
-) -> None:
+def test_other_worlds_are_refused(tmp_path: Path, env: str, options: dict[str, Any], text: str, mode: str) -> None:
     config = from_options(env, {"context": TABLE, "runs_dir": tmp_path / "runs", "mode": mode, **options})
     with pytest.raises(SetupError) as caught:
         plan(config)
@@ -251,8 +248,7 @@ def test_worlds_that_cannot_be_told_are_refused_while_planning(
 def test_contexts_are_typed_as_json_and_kept_in_the_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     argv = f"train {WORLD} --context [[1,0],[2,3],[-4,1]] --mode sequential --steps 64 --evals 1".split()
     assert cli.main([*argv, "--runs-dir", str(tmp_path), "--run", "one"]) == 0
-    kept = json.loads((tmp_path / "one" / "config.json").read_text())
-    assert kept["context"] == TABLE
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["context"] == TABLE
     assert from_file(tmp_path / "one" / "config.json").run.contexts.tolist() == TABLE
     seed = ["--seed", str(closing_seed(1000))]
     assert cli.main(["eval", str(tmp_path / "one"), "--episodes", "12", *seed]) == 0

@@ -24,16 +24,13 @@ def install(folder: Path, name: str, groups: Mapping[str, Mapping[str, str]]) ->
     about = folder / f"{name}-0.1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n")
-    lines = [
-        f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in own.items()) for group, own in groups.items()
-    ]
-    (about / "entry_points.txt").write_text("\n".join(lines))
+    parts = {group: "".join(f"{key} = {value}\n" for key, value in own.items()) for group, own in groups.items()}
+    (about / "entry_points.txt").write_text("\n".join(f"[{group}]\n{part}" for group, part in parts.items()))
 
 
 def freewheel(folder: Path, *argv: str) -> str:
     """The output of a command, from another directory, with the packages of this folder installed."""
-    path = os.pathsep.join([str(folder), str(TD3), str(ROOT)])
-    done = python("-m", "freewheel", *argv, cwd=folder, PYTHONPATH=path)
+    done = python("-m", "freewheel", *argv, cwd=folder, PYTHONPATH=os.pathsep.join([str(folder), str(TD3), str(ROOT)]))
     assert done.stderr == ""
     return done.stdout
 
@@ -80,5 +77,4 @@ def test_td3_as_a_package_of_its_own_learns_pendulum(tmp_path: Path, mode: str) 
     )  # fmt: skip
     summary = json.loads((tmp_path / "runs" / "pendulum" / "summary.json").read_text())
     assert summary["best_eval"] > -500, "doing nothing is about -1200"
-    score = freewheel(tmp_path, "eval", "pendulum", "--episodes", "5")
-    assert "greedy" in score
+    assert "greedy" in freewheel(tmp_path, "eval", "pendulum", "--episodes", "5")

@@ -21,9 +21,8 @@ def test_the_tables_name_every_method_and_every_attribute() -> None:
     first, second = PAGE.split("| of the run | |")
     assert re.findall(r"^\| `(on_\w+)\(run", first, re.MULTILINE) == list(EVENTS)
     public = {name for name in vars(freewheel.Run) if not name.startswith("_")} - {"stopping"}
-    assert {
-        name for name in public if f".{name}`" in second or f"run.{name}(" in second or f"run.{name}`" in second
-    } == public
+    forms = (".{}`", "run.{}(", "run.{}`")
+    assert {name for name in public if any(form.format(name) in second for form in forms)} == public
 
 
 def run(folder: Path, example: int) -> str:

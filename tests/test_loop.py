@@ -222,13 +222,11 @@ def test_weights_that_are_not_finite_are_never_published(tape: Tape, value: floa
 
     class Diverging(Pupil):
         def snapshot(self) -> Snapshot:
-            return Snapshot(
-                self.version, {"bias": np.zeros(2), "weight": np.array([1.0, value if self.version == 2 else 0.0])}
-            )
+            weight = np.array([1.0, value if self.version == 2 else 0.0])
+            return Snapshot(self.version, {"bias": np.zeros(2), "weight": weight})
 
     source = Source(tape, 64)
-    with pytest.raises(
-        DivergedError, match=r"^the weights 'weight' of version 2 are not finite: the learner has diverged;"
-    ):
+    told = r"^the weights 'weight' of version 2 are not finite: the learner has diverged;"
+    with pytest.raises(DivergedError, match=told):
         list(itertools.islice(loop(source, Diverging(tape, 64), tape), 5))
     assert [call for call in tape.calls if call.startswith("publish")] == ["publish 0", "publish 1"]

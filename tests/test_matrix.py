@@ -230,11 +230,8 @@ WORLDS: Mapping[str, dict[str, Any]] = {
     "continuous": {"env": "Pendulum-v1", "max_episode_steps": 15, "policy": {"normalize_obs": True, "hidden": [16]},
                    "ppo": {"minibatch": 32, "reward_scale": "returns", "lr_schedule": "linear"}},
 }  # fmt: skip
-PLACES: dict[str, dict[str, Any]] = {
-    "sequential": {"mode": "sequential"},
-    "inline": {"mode": "lockstep", "placement": "inline"},
-    "processes": {"mode": "lockstep", "placement": "processes"},
-}
+PLACES: dict[str, dict[str, Any]] = {"sequential": {"mode": "sequential"}}
+PLACES |= {place: {"mode": "lockstep", "placement": place} for place in ("inline", "processes")}
 
 
 def weights(runs_dir: Path, world: dict[str, Any], **options: Any) -> str:
@@ -313,8 +310,7 @@ def test_a_world_that_is_warmed_up_is_kept_from_the_garbage_collector(mode: str,
         tmp_path, LookedAt, mode=name, measures=["frozen"], evals=1, num_envs=2, num_steps_per_env=2 * LENGTH,
         steps=UPDATES * 4 * LENGTH, policy={"hidden": [4]}, **where,
     )  # fmt: skip
-    in_turn = mode in IN_TURN
-    assert rows_of(run)[-1]["measure/frozen"] == pytest.approx(1 - 1 / UPDATES if in_turn else 1.0)
+    assert rows_of(run)[-1]["measure/frozen"] == pytest.approx(1 - 1 / UPDATES if mode in IN_TURN else 1.0)
     assert run.summary["eval/frozen"] == 1.0
     assert gc.get_freeze_count() == before
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from freewheel.config import flags, words
+from freewheel.config import flags, synonyms
 from freewheel.config.resolve import options_type
 from freewheel_cage2.workflow.command import SearchOptions
 from tests.support.places import ROOT
@@ -47,7 +47,7 @@ def listed(word: str) -> str:
 
 
 def test_every_word_is_listed_beside_what_it_became() -> None:
-    became = {word: [option] for word, option in words.OPTIONS.items()} | words.LEARNER
+    became = {word: [option] for word, option in synonyms.OPTIONS.items()} | synonyms.LEARNER
     wrong = [
         (word, option)
         for word, options in became.items()
@@ -55,11 +55,11 @@ def test_every_word_is_listed_beside_what_it_became() -> None:
         if not re.search(rf"`--(\w+\.)?{option.replace('_', '-')}`", listed(word))
     ]
     assert wrong == []
-    assert [word for word in words.ANSWERS if "answered" not in listed(word)] == []
+    assert [word for word in synonyms.ANSWERS if "answered" not in listed(word)] == []
 
 
 def test_every_name_of_a_mode_is_listed() -> None:
-    for word, mode in words.MODES.items():
+    for word, mode in synonyms.MODES.items():
         assert any(f"`--mode {word}`" in row[0] and f"`--mode {mode}`" in row[1] for row in ROWS), word
 
 

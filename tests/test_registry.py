@@ -240,10 +240,8 @@ def test_a_plain_collector_is_entered_and_left() -> None:
 
     with with_defaults(cast(Any, Mode()), Collector) as collector:
         assert Mode.calls == ["enter"]
-        assert (collector.main_thread, collector.workers(), collector.eval_episodes(), collector.plant()) == (
-            *(False, ()),
-            *(None, None),
-        )
+        answers = (collector.main_thread, collector.workers(), collector.eval_episodes(), collector.plant())
+        assert answers == (False, (), None, None)
     assert Mode.calls == ["enter", "exit"]
 
 

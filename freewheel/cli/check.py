@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from freewheel.core import EnvSpec
     from freewheel.rollout.probe import EnvCost
-    from freewheel.run.advice.checkup import Checkup
-    from freewheel.run.advice.prospects import Prospect
+    from freewheel.run.advice.env_check import Checkup
+    from freewheel.run.advice.predictions import ModeRate
 
 MARKS = {"ok": ("ok", "green"), "note": ("!", "yellow"), "problem": ("!!", "red")}
 WIDTH = 80  # columns of an output that is not a terminal
@@ -47,7 +47,7 @@ def _run(argv: Sequence[str]) -> int:
     others, own = flags.split_argv(argv, flags.option_types(CheckOptions))
     show = flags.build(CheckOptions, own)
     config = resolve.from_argv(others, trust=show.trust)
-    from freewheel.run.advice.checkup import checkup
+    from freewheel.run.advice.env_check import checkup
 
     with Terminal(stderr=True).waiting() as tell:
         found = checkup(config, tell)
@@ -119,7 +119,7 @@ def _costs(cost: EnvCost | None) -> list[tuple[str, str]]:
 def _modes(found: Checkup) -> Any:
     from rich.table import Table
 
-    from freewheel.run.advice.prospects import WAITS_FOR
+    from freewheel.run.advice.predictions import WAITS_FOR
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("", "mode", "workers x envs", "env steps/s", "waits for", "memory"):
@@ -134,7 +134,7 @@ def _modes(found: Checkup) -> Any:
     return table
 
 
-def _lanes(one: Prospect) -> str:
+def _lanes(one: ModeRate) -> str:
     assert one.plan is not None, "it has a plan"
     lanes = one.plan.spec.lanes
     if one.plan.worker_config is not None:
@@ -145,7 +145,7 @@ def _lanes(one: Prospect) -> str:
 def _advice(found: Checkup) -> list[Any]:
     from rich.text import Text
 
-    from freewheel.run.advice.prospects import times, typed
+    from freewheel.run.advice.predictions import times, typed
 
     if not found.fine:
         return [Text("training would fail: see !! above", "red")]

@@ -76,9 +76,9 @@ def parse_runs(
     options: type[T], argv: Sequence[str], command: str, answers: Mapping[str, str] | None = None
 ) -> list[T]:
     """Parse the options of a command that takes runs; return them once for each run."""
-    from freewheel.config import flags, words
+    from freewheel.config import flags, synonyms
 
-    positional, given = flags.read_argv(argv, flags.option_types(options), answers=answers or words.ABOUT_RUNS)
+    positional, given = flags.read_argv(argv, flags.option_types(options), answers=answers or synonyms.ABOUT_RUNS)
     runs = positional or [name for name in given.get("run", ()) if name]
     if not runs:
         raise UsageError(f"which run? freewheel {command} NAME, a directory under runs/")

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from freewheel import __version__
 from freewheel.errors import FAILED, SIGNALLED, FreewheelError
-from freewheel.files.output import complain, discard_output, fill_standard_streams
+from freewheel.files.stdout import complain, discard_output, fill_standard_streams
 from freewheel.registry import Command, Registry
-from freewheel.transport.learners.place import of_torchrun
+from freewheel.transport.learners.rank import of_torchrun
 
 COMMANDS: Registry[Command] = Registry("command", "COMMAND", "freewheel.cli")
 HELP = ("-h", "--help")
@@ -72,9 +72,9 @@ def _dispatch(argv: list[str]) -> int:
     if name in ("-V", "--version"):
         sys.stdout.write(f"freewheel {__version__}\n")
         return 0
-    from freewheel.config import words
+    from freewheel.config import synonyms
 
-    command = COMMANDS.choose(name, words.COMMANDS)
+    command = COMMANDS.choose(name, synonyms.COMMANDS)
     if not any(word in HELP for word in rest):
         return command.run(rest)
     if command.help is not None:

@@ -85,12 +85,12 @@ class PlayOptions(RunOptions):
 def _run(argv: Sequence[str]) -> int:
     from rich.text import Text
 
-    from freewheel.config import words
+    from freewheel.config import synonyms
     from freewheel.envs.family import Rendering
     from freewheel.files.terminal import Terminal
     from freewheel.seeding import scoring_seed
 
-    options, console = parse(PlayOptions, argv, "play", words.PLAY), Terminal()
+    options, console = parse(PlayOptions, argv, "play", synonyms.PLAY), Terminal()
     run, actor = open_policy(options, console)
     _prepare_drawing()
     offered = run.config.env.rendering() if options.shown != "none" else Rendering()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from freewheel.cli import campaigns
 from freewheel.cli.eval import parse
 from freewheel.errors import UsageError
-from freewheel.files.output import lasting_output, loading
+from freewheel.files.stdout import lasting_output, loading
 from freewheel.registry import Command
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from freewheel.cli import campaigns
 from freewheel.errors import UsageError, nearest
-from freewheel.files.output import lasting_output, loading
+from freewheel.files.stdout import lasting_output, loading
 from freewheel.registry import Command
-from freewheel.transport.learners.place import of_torchrun
+from freewheel.transport.learners.rank import of_torchrun
 
 if TYPE_CHECKING:
     from freewheel.config.find import Option
@@ -76,13 +76,13 @@ def _help(argv: Sequence[str]) -> int:
 
 def _about(word: str, known: Sequence[Option]) -> list[Option]:
     """Return the options that a word of another library means in any algorithm, and those that contain the word."""
-    from freewheel.config import find, flags, vocabulary, words
+    from freewheel.config import find, flags, synonyms, translation
     from freewheel.learn.spec import ALGORITHMS
 
     name, names = flags.canonical(word.lstrip("-")), [flags.canonical(option.flag[2:]) for option in known]
-    owners = ALGORITHMS if name in words.LEARNER else ()
-    meant = {words.learner_option(name, algo, names) for algo in owners}
-    found = find.matching(vocabulary.aliases().get(name, word), known)
+    owners = ALGORITHMS if name in synonyms.LEARNER else ()
+    meant = {synonyms.learner_option(name, algo, names) for algo in owners}
+    found = find.matching(translation.aliases().get(name, word), known)
     return [*(one for one, full in zip(known, names, strict=True) if full in meant and one not in found), *found]
 
 

@@ -74,7 +74,7 @@ class Layer:
     source: str
     flags: Flags
     words: dict[str, str] = dataclasses.field(default_factory=dict)  # flags of other libraries -> our flags
-    trusted: bool = True  # whether code that this layer names may be imported (config/consent.py)
+    trusted: bool = True  # whether code that this layer names may be imported (config/trust.py)
 
     def add(self, option: str, value: Tokens, word: str = "") -> None:
         """Add an option that was written as `word`; UsageError if it is there already under another name."""

@@ -15,15 +15,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from freewheel.collect.mode import MODES, ModeConfig
-from freewheel.config import flags, vocabulary, words
-from freewheel.config.consent import Consent, Use
+from freewheel.config import flags, synonyms, translation
 from freewheel.config.machine import MachineOptions, listed
-from freewheel.config.vocabulary import FREE, Chosen
+from freewheel.config.translation import FREE, Chosen
+from freewheel.config.trust import Consent, Use
 from freewheel.core import NO_CONTEXT, Auto, NDArray
 from freewheel.envs.family import WORLDS, EnvConfig, WorldFamily, family_of, find_stand_in, read_presets
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import COUNT, SEED, Range, SetupError, UsageError, check_ranges, nearest
-from freewheel.files.origin import CHECKSUM, FIELD, made_here
+from freewheel.files.signatures import CHECKSUM, FIELD, made_here
 from freewheel.learn.spec import ALGORITHMS, AlgorithmConfig
 from freewheel.metrics.meter import Budget
 from freewheel.policies.spec import PolicyConfig
@@ -234,7 +234,7 @@ def answers_in_python() -> Iterator[None]:
     try:
         yield
     except (UsageError, SetupError) as error:
-        error.args = (vocabulary.in_python(str(error), all_names()),)
+        error.args = (translation.in_python(str(error), all_names()),)
         raise
 
 
@@ -265,8 +265,8 @@ def _of(env: str | Callable[..., Any], given: flags.Layer, files: Sequence[flags
 
 def read_options(argv: Sequence[str]) -> tuple[list[str], flags.Layer]:
     """Return the positional arguments of a command line, and its options of any world, algorithm and mode."""
-    positional, given = flags.read_argv(argv, all_names(), FREE, words.ANSWERS)
-    return positional, vocabulary.renamed("flag", given, _all_options())
+    positional, given = flags.read_argv(argv, all_names(), FREE, synonyms.ANSWERS)
+    return positional, translation.renamed("flag", given, _all_options())
 
 
 def options_type(argv: Sequence[str]) -> type[Any]:
@@ -274,7 +274,7 @@ def options_type(argv: Sequence[str]) -> type[Any]:
     parts = [part for word in argv for part in word.split("=", 1)]
     named = dict(itertools.pairwise(parts))
     asked = ((kind, named.get(f"--{kind}", ""), table) for kind, table in (("algo", ALGORITHMS), ("mode", MODES)))
-    wanted = ((kind, words.MODES.get(word.lower(), word.lower()), table) for kind, word, table in asked)
+    wanted = ((kind, synonyms.MODES.get(word.lower(), word.lower()), table) for kind, word, table in asked)
     algo, mode = (word if word in table else DEFAULTS[kind] for kind, word, table in wanted)
     others = [word for word, before in zip(parts, ["", *parts], strict=False) if not before.startswith("--")]
     name = next((word for word in [named.get("--env", ""), *others] if word and not word.startswith("-")), "")
@@ -308,11 +308,11 @@ def _resolve(
             raise UsageError(f"unknown preset '{name}'{nearest(name, known)}")
         layers.insert(0, _layer(f"preset {name}", known[name]))
     notes = _substitute(layers)
-    algorithm = ALGORITHMS.choose(_last(layers, "algo"), words.ALGORITHMS)
+    algorithm = ALGORITHMS.choose(_last(layers, "algo"), synonyms.ALGORITHMS)
     family = family or family_of(_last(layers, "env"))
     for kind, chosen, usual in ("world", family, family.flags.defaults), ("algorithm", algorithm, algorithm.defaults):
         layers.insert(0, _layer(f"{kind} {chosen.name}", usual))
-    layers = [vocabulary.for_algorithm(one, algorithm.name, _all_options(), strict=one is given) for one in layers]
+    layers = [translation.for_algorithm(one, algorithm.name, _all_options(), strict=one is given) for one in layers]
     if _last(layers, "mode") == AUTO:
         return _in_any_mode(given, files, consent, family)
     mode = MODES.choose(_last(layers, "mode"), {}, AUTO)
@@ -325,11 +325,11 @@ def _resolve(
         raise UsageError(f"--env must be the name of an environment, not {flags.shortened(name)}")
     consent.check(layers, family)
     names = Chosen(algorithm.name, mode.name, merged["env"][0])
-    with vocabulary.naming_words(layers[-1]):
-        idle = vocabulary.check_given(layers[-1], types, names, _all_options())
+    with translation.naming_words(layers[-1]):
+        idle = translation.check_given(layers[-1], types, names, _all_options())
         built: Any = flags.build(options, {name: value for name, value in merged.items() if name in types})
     free = {name.removeprefix(FREE): value[0] for name, value in merged.items() if name.startswith(FREE)}
-    args = {name: vocabulary.literal(word) for name, word in free.items()}
+    args = {name: translation.literal(word) for name, word in free.items()}
     env = family.build(built.choices.env, args, built.world, built.run.machine.devices.names[-1])
     kept = {name: source for name, source in sources.items() if name in types or name.startswith(FREE)}
     learner = getattr(built, algorithm.name)
@@ -342,7 +342,7 @@ def _resolve(
 def _in_any_mode(given: flags.Layer, files: Sequence[flags.Layer], consent: Consent, family: WorldFamily) -> Config:
     """Resolve the run in every mode that has the given options; the first one stands for all until one is chosen."""
     found, refused = list[Config](), list[UsageError]()
-    for mode in sorted(vocabulary.modes_with(given), key=lambda name: name != DEFAULTS["mode"]):
+    for mode in sorted(translation.modes_with(given), key=lambda name: name != DEFAULTS["mode"]):
         layer = dataclasses.replace(given, flags={**given.flags, "mode": (mode,)}, words=dict(given.words))
         try:
             one = _resolve(layer, files, consent, family)
@@ -370,7 +370,7 @@ def _choices() -> type[Any]:
     worlds = "; ".join(family.flags.env_help for family in families if family.flags.env_help)
     algorithms = "; ".join(f"{name}: {str(ALGORITHMS[name].config.__doc__).rstrip('.')}" for name in ALGORITHMS)
     modes = "; ".join(f"{mode.name}: {mode.summary}" for mode in MODES.values())
-    others = ", ".join(f"{word} ({mode})" for word, mode in words.MODES.items())
+    others = ", ".join(f"{word} ({mode})" for word, mode in synonyms.MODES.items())
     texts = {
         "env": f"The environment, also as the first or last word: {worlds}.",
         "algo": f"The algorithm. {algorithms}.",
@@ -404,7 +404,7 @@ def _all_options() -> Mapping[str, Any]:
 @functools.cache
 def all_names() -> Mapping[str, Any]:
     """Return every option of any algorithm, mode and world, and every word for one, with its type."""
-    return vocabulary.types_of_all(_all_options())
+    return translation.types_of_all(_all_options())
 
 
 def _file(path: Path, consent: Consent, *, typed: bool = False) -> flags.Layer:
@@ -423,10 +423,10 @@ def _layer(source: str, data: Mapping[str, Any], where: str = "") -> flags.Layer
         raise UsageError(f"env_args in {where} must be a table of the environment's arguments, not {args!r}")
     plain = {key: value for key, value in data.items() if key not in ("sources", "env_args")}
     flat = flags.flatten(plain | {f"{FREE}{key}": value for key, value in args.items()}, FREE)
-    flags.check_names((name for name in flat if not name.startswith(FREE)), all_names(), where, words.ANSWERS)
-    return vocabulary.renamed(
+    flags.check_names((name for name in flat if not name.startswith(FREE)), all_names(), where, synonyms.ANSWERS)
+    return translation.renamed(
         source,
-        {name: _tokens(vocabulary.aliases().get(name, name), value) for name, value in flat.items()},
+        {name: _tokens(translation.aliases().get(name, name), value) for name, value in flat.items()},
         _all_options(),
     )
 
@@ -437,7 +437,7 @@ def _tokens(name: str, value: Any) -> flags.Tokens:
     if name == "device" and isinstance(value, (list, tuple)):
         return (listed(value),)
     if not name.startswith(FREE):
-        return (vocabulary.place_of(name, value),) if callable(value) else flags.tokens(value)
+        return (translation.place_of(name, value),) if callable(value) else flags.tokens(value)
     try:
         return (json.dumps(value),)
     except TypeError:

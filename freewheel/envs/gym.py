@@ -28,7 +28,7 @@ from freewheel.envs.vector import GymVector
 from freewheel.errors import FreewheelError, Range, SetupError, UsageError, check_ranges, cut, nearest, text_of
 from freewheel.files import own_folders
 from freewheel.registry import importable, is_file, own_file, own_module, package_of, refuse_builtin
-from freewheel.rollout import probe, whereabouts
+from freewheel.rollout import call_state, probe
 from freewheel.rollout.factory import Timeouts
 
 __all__ = ["GymConfig", "GymLoop", "GymSingle", "GymVector", "LaneProcesses"]
@@ -127,7 +127,7 @@ class GymConfig(GymOptions):
         with ExitStack() as undo:
             envs = []
             for lane in lanes:
-                whereabouts.cells[whereabouts.LANE] = lane
+                call_state.cells[call_state.LANE] = lane
                 probe.constructing(lane)
                 envs.append(self.open(lane, render_mode if lane == lanes[0] else None))
                 undo.callback(close_env, envs[-1], self.label)

@@ -21,8 +21,8 @@ from freewheel.envs.spaces import layout_of
 from freewheel.errors import EnvError, SetupError, cut, text_of
 from freewheel.policies.layout import CONTEXT, MASK, BadObservationError, Layout, short
 from freewheel.rollout import probe
-from freewheel.rollout.whereabouts import LANE, LANES, SEEDS, STEP
-from freewheel.rollout.whereabouts import cells as here
+from freewheel.rollout.call_state import LANE, LANES, SEEDS, STEP
+from freewheel.rollout.call_state import cells as here
 from freewheel.seeding import drawn
 
 LONGEST_TRACE = 20_000  # characters of a traceback

@@ -14,15 +14,15 @@ from torch import Tensor
 from freewheel.core import Array, Chunk, Learner, Metrics, RowBuffer, RowCounts, Snapshot, Transitions
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.chunks import from_arrays, to_arrays, under
+from freewheel.learn.data_parallel import checksum, gathered, own_seed, require_same, share
 from freewheel.learn.finite import STATISTICS, KeptFinite, Trained
 from freewheel.learn.moments import StoredMoments
-from freewheel.learn.pace import Pace
 from freewheel.learn.replay.buffer import ReplayBuffer
 from freewheel.learn.replay.n_step import Successors
 from freewheel.learn.replay.priority import Uniform
 from freewheel.learn.replay.rows import Columns, ReplayMinibatch
 from freewheel.learn.spec import LearnerSpec, ReplayConfig
-from freewheel.learn.together import checksum, gathered, own_seed, require_same, share
+from freewheel.learn.update_ratio import UpdateRatio
 from freewheel.seeding import tree
 
 REPORT = 50  # updates between two reads of the losses: on a GPU each read is a wait
@@ -72,7 +72,7 @@ class ReplayLearner(Learner):
         )
         self._publish_every = -(-config.publish_every // count) if config.publish_every else spec.batch.rows
         self._published = 0  # rows up to the present version
-        self.pace = Pace(config.ratio * count, -(-config.learning_starts // count), self._publish_every)
+        self.pace = UpdateRatio(config.ratio * count, -(-config.learning_starts // count), self._publish_every)
         self.updater = make_update(self.draw)
         self.burst = BURST
         self._waiting: deque[Chunk[Any]] = deque()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from freewheel.rollout.whereabouts import (
+from freewheel.rollout.call_state import (
     ALL,
     CALL,
     CONSTRUCT,

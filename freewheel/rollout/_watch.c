@@ -18,7 +18,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* As in rollout/whereabouts.py; times in ms. */
+/* As in rollout/call_state.py; times in ms. */
 enum { SINCE, PHASE, LANE, STEP, BEAT, SIGNAL, SIGNALS, ENDING, CODE, LIMITS, SEEDS = LIMITS + 4 };
 enum { CONSTRUCT, RESET, CALL };
 

@@ -18,13 +18,13 @@ from freewheel.core import EnvSpec
 from freewheel.envs.family import imported_by_workers
 from freewheel.errors import SetupError, UsageError, printable
 from freewheel.files.memory import Need
-from freewheel.files.output import WHITE
+from freewheel.files.stdout import WHITE
 from freewheel.policies.spec import PolicySpec, actor_layout, check_weights, head_layout, statistics_layout
 from freewheel.rollout.factory import MakeEnv, SideBySide, WorkerSpec
 from freewheel.rollout.probe import BUDGET, EnvCost, measured, usable_cores
+from freewheel.run.advice.keeping_up import keeping_up
 from freewheel.run.advice.limits import check_learner, check_machine, check_sizes
-from freewheel.run.advice.pace import keeping_up
-from freewheel.run.advice.remembered import Known, recall, remember, seconds
+from freewheel.run.advice.measured_costs import Known, recall, remember, seconds
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import Checkpoint
 from freewheel.run.learners.devices import placed_or_substituted, task_beside

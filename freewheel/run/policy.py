@@ -15,7 +15,7 @@ import numpy as np
 
 from freewheel.core import Actor, NDArray, Snapshot
 from freewheel.errors import FileError, ObservationError, SetupError
-from freewheel.files import origin
+from freewheel.files import signatures
 from freewheel.files.read import show, value_of
 from freewheel.policies.layout import MASK, BadObservationError, Layout, SpaceLeaf, short
 from freewheel.policies.numpy_actor import make_actor
@@ -232,8 +232,8 @@ def actor_of(saved: Checkpoint, *, trust: bool = False) -> Actor:
     """Return the policy of a checkpoint, ready to act. FileError unless its weights are finite and fit its network;
     ConsentError if it names a module that this user has neither saved nor agreed to import."""
     spec, about = read_spec(saved), saved.about
-    if spec.module and not trust and not origin.made_here("policy", about["policy"], about.get(origin.FIELD)):
-        raise origin.refusal(str(saved.path / checkpoint.POLICY), f"policy.module {show(spec.module)}")
+    if spec.module and not trust and not signatures.made_here("policy", about["policy"], about.get(signatures.FIELD)):
+        raise signatures.refusal(str(saved.path / checkpoint.POLICY), f"policy.module {show(spec.module)}")
     version = value_of(int, saved.about.get("version"), f"version of {saved.path / checkpoint.POLICY}")
     weights = str(saved.path / checkpoint.WEIGHTS)
     layout = statistics_layout(spec) | head_layout(spec) if spec.module else actor_layout(spec)

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from freewheel.config.consent import Use
 from freewheel.config.machine import find_device_again
 from freewheel.config.resolve import Config, from_file, from_options
+from freewheel.config.trust import Use
 from freewheel.core import Actor, Env, EnvSpec, Snapshot, to_numpy
 from freewheel.errors import SetupError, UsageError
-from freewheel.files import disk, origin
+from freewheel.files import disk, signatures
 from freewheel.files.lock import FileLock, HeldError
 from freewheel.files.outage import Outage, twice
 from freewheel.files.reach import check_folder
@@ -45,10 +45,10 @@ class RunDirectory:
         several = plan.config.run.machine.learners > 1  # one may have died during the save before the closing one
         self.store = Store(self.path / CHECKPOINTS, KEEP + several)
         options, described = plan.config.to_json(), plan.policy.to_json()
-        self._config = {**options, origin.FIELD: origin.signature("config", options)}
+        self._config = {**options, signatures.FIELD: signatures.signature("config", options)}
         about = {"policy": described, "env": plan.spec.name, "layout": dict(plan.spec.layout)}
         # A user's network is code. The signature shows later who named it; without one it is not imported.
-        signed = {origin.FIELD: origin.signature("policy", described)} if plan.policy.module else {}
+        signed = {signatures.FIELD: signatures.signature("policy", described)} if plan.policy.module else {}
         self.about: Mapping[str, Any] = about | signed
         self._setup = plan.setup.to_json()
         self.outages = {what: Outage(str(self.path / what), say) for what in (*FILES, CHECKPOINTS)}
@@ -71,7 +71,7 @@ class RunDirectory:
 
     def write(self, name: str, data: Mapping[str, Any]) -> bool:
         """Write a JSON file atomically; return whether that succeeded."""
-        encoded = (json.dumps(origin.sealed(data), indent=2) + "\n").encode()
+        encoded = (json.dumps(signatures.sealed(data), indent=2) + "\n").encode()
 
         def write() -> None:
             checkpoint.make_private(self.path)
@@ -193,7 +193,7 @@ def open_run(
         own = kind if kind.isidentifier() else "Env"
         ways = f"env={own} to this call in Python, --env ./file.py:{own} to this command"
         raise SetupError(f"{name} was defined in a script and cannot be imported; add {ways}")
-    origin.unsealed(json_object(path / CONFIG), str(path / CONFIG))
+    signatures.unsealed(json_object(path / CONFIG), str(path / CONFIG))
     if resolved.env.on_device:
         resolved = replace(resolved, env=resolved.env.to(find_device_again(resolved.run.machine.device)))
     return SavedRun(path, resolved, place.which, trust)

@@ -20,15 +20,15 @@ from freewheel.ledger import balance, settle, total
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.run import process
-from freewheel.run.advice.prospects import closing
+from freewheel.run.advice.predictions import closing
 from freewheel.run.checkpoints.checkpoint import fingerprint_of
-from freewheel.run.checkpoints.progress import Earlier, RunProgress, progress_of
+from freewheel.run.checkpoints.run_progress import Earlier, RunProgress, progress_of
 from freewheel.run.checkpoints.saver import Saver
-from freewheel.run.evaluation.place import open_evaluator, reserved_lanes
+from freewheel.run.evaluation.evaluator import open_evaluator, reserved_lanes
 from freewheel.run.evaluation.schedule import Around, Evaluation, EvaluationSchedule, Verdict
 from freewheel.run.evaluation.traced import TracedEvaluator
 from freewheel.run.hooks import Hooks, Run
-from freewheel.run.learners.together import EndedTogether, LearnerView, SingleLearner, Together
+from freewheel.run.learners.coordination import EndedTogether, LearnerView, SeveralLearners, SingleLearner
 from freewheel.run.live.adapting import Adapting, adapting
 from freewheel.run.live.reporter import KnownExecutors, LiveStatus
 from freewheel.run.naming import SUMMARY
@@ -38,9 +38,9 @@ from freewheel.run.schedule.recorder import ScheduleRecorder
 from freewheel.run.stopping.ending import Ending, without_descriptors
 from freewheel.run.stopping.stop import LATE, Interrupted, Stop, TimeUp
 from freewheel.run.stopping.watched import watched
-from freewheel.sinks.outlets import PATIENCE, Outlets
-from freewheel.timeline.parties import EVALUATOR
+from freewheel.sinks.sink_set import PATIENCE, SinkSet
 from freewheel.timeline.recording import SpanRecording
+from freewheel.timeline.trainer_tracks import EVALUATOR
 from freewheel.transport.clock import Pauses, clock
 from freewheel.transport.pool import WorkerPool
 
@@ -55,11 +55,11 @@ HALFWAY = ("observe", "update", "rollout")
 class Listeners:
     """The receivers of a run's events."""
 
-    outlets: Outlets
+    sink_set: SinkSet
     hooks: Sequence[object] = ()
     recorder: ScheduleRecorder | None = None
     trace: SpanRecording | None = None
-    together: SingleLearner | Together = field(default_factory=SingleLearner)  # coordinates this learner with others
+    together: SingleLearner | SeveralLearners = field(default_factory=SingleLearner)  # in touch with other learners
 
 
 class Session:
@@ -68,7 +68,7 @@ class Session:
     def __init__(
         self, planned: Plan, saver: Saver, folder: RunDirectory, stop: Stop, meter: Meter, listeners: Listeners
     ) -> None:
-        self._plan, self._directory, self._outlets, self._meter = planned, folder, listeners.outlets, meter
+        self._plan, self._directory, self._sink_set, self._meter = planned, folder, listeners.sink_set, meter
         self._learner, self._saver, self._earlier = saver.learner, saver, saver.earlier
         self._stop, self._ending, self._recorder, self._trace = stop, Ending(), listeners.recorder, listeners.trace
         self._options, self._budget = planned.config.run, planned.config.run.budget
@@ -298,7 +298,7 @@ class Session:
             self._fallback = why
             self._note(f"no CUDA graph for the updates, they are launched one by one: {why}")
         self._directory.keep()
-        self._outlets.write(row)
+        self._sink_set.write(row)
         if self._adapting is not None and not self._stats:
             self._adapting.take(row)
         self._expect_row(self._next_row)
@@ -312,7 +312,7 @@ class Session:
 
     def _note(self, *texts: str) -> None:
         for text in texts:
-            self._outlets.note(text)
+            self._sink_set.note(text)
 
     def _take_score(self, found: Evaluation, *, best: bool) -> None:
         """Record a finished evaluation; save its weights at once if they are the best so far."""
@@ -412,16 +412,16 @@ class Session:
     def _close_down(self, rows: RowCounts, report: Mapping[str, Any], saved: Path | None) -> dict[str, Any]:
         """Write the summary and close the sinks. A summary that cannot be written is still shown on the screen."""
         ending, directory = self._ending, self._directory
-        self._outlets.catch_up()
+        self._sink_set.catch_up()
         directory.keep()
-        ending.problems += [*directory.problems, *self._outlets.problems]
+        ending.problems += [*directory.problems, *self._sink_set.problems]
         ending.problems += [] if self._recorder is None else self._recorder.problems
         summary = self._summary(rows, report, saved)
         self._live.end()
         if not directory.write(SUMMARY, summary):
             ending.fail(DiskError(f"the summary could not be written: {directory.problems[-1]}"), "the summary")
             summary = self._summary(rows, report, saved)
-        self._outlets.close(summary, PATIENCE if self._stop.signal is None else QUICK)
+        self._sink_set.close(summary, PATIENCE if self._stop.signal is None else QUICK)
         return summary
 
     def _summary(self, rows: RowCounts, report: Mapping[str, Any], saved: Path | None) -> dict[str, Any]:

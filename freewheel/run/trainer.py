@@ -13,12 +13,12 @@ from freewheel.learn.spec import Services, make_learner
 from freewheel.metrics.meter import Meter
 from freewheel.metrics.names import kinds_of_time
 from freewheel.run import process
-from freewheel.run.advice.beginning import checked
-from freewheel.run.advice.choice import plan_run
-from freewheel.run.checkpoints.progress import Earlier
+from freewheel.run.advice.auto_mode import plan_run
+from freewheel.run.advice.first_update import checked
+from freewheel.run.checkpoints.run_progress import Earlier
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.hooks import find_hooks
-from freewheel.run.learners.crew import Crew, gathered
+from freewheel.run.learners.learner_processes import LearnerProcesses, gathered
 from freewheel.run.learners.share import by_torchrun
 from freewheel.run.live.reporter import KnownExecutors
 from freewheel.run.naming import Result
@@ -30,15 +30,15 @@ from freewheel.run.schedule.recorder import ScheduleRecorder
 from freewheel.run.session import Listeners, Session
 from freewheel.run.stopping.stop import Stop
 from freewheel.run.stopping.watchdog import Watchdog
-from freewheel.sinks.outlets import Outlets
 from freewheel.sinks.sink import Outputs, RunInfo, Sink, chosen
+from freewheel.sinks.sink_set import SinkSet
 from freewheel.sinks.timeline import TimelineSink
-from freewheel.timeline.parties import SAVER, LearnerTracks, doing, timed_executors
 from freewheel.timeline.recording import SpanRecording
 from freewheel.timeline.terminal import show
+from freewheel.timeline.trainer_tracks import SAVER, LearnerTracks, doing, timed_executors
 from freewheel.transport.clock import clock
 from freewheel.transport.executors import Executors, SerialExecutor
-from freewheel.transport.learners.place import RankInfo, of_torchrun
+from freewheel.transport.learners.rank import RankInfo, of_torchrun
 
 
 def check(config: Config) -> Plan:
@@ -83,8 +83,8 @@ def run(
             check_fit(earlier.saved, whole.spec)
         elif again is None:
             whole = checked(whole)
-        with gathered(whole, stop, resumed=earlier is not None) as crew:
-            result = train_part(whole, crew, stop, own, Outputs(quiet, sinks), earlier, claim=again is None)
+        with gathered(whole, stop, resumed=earlier is not None) as replicas:
+            result = train_part(whole, replicas, stop, own, Outputs(quiet, sinks), earlier, claim=again is None)
     stop.pass_on()
     return result
 
@@ -103,7 +103,7 @@ def followed(place: RankInfo) -> Result:
 
 def train_part(
     whole: Plan,
-    crew: Crew,
+    replicas: LearnerProcesses,
     stop: Stop,
     hooks: Sequence[object],
     outputs: Outputs,
@@ -112,7 +112,7 @@ def train_part(
     claim: bool = False,
 ) -> Result:
     """Train as the only learner of a run or one of several. claim: create the directory, which otherwise exists."""
-    planned, config = crew.part(whole), whole.config
+    planned, config = replicas.part(whole), whole.config
     process.keep_freed_memory()
     with (
         process.learner_threads(planned.config.run.machine.threads),
@@ -125,7 +125,7 @@ def train_part(
         if config.run.output.trace:
             trace = SpanRecording(kinds_of_time())
             executors = timed_executors(executors, trace) if isinstance(executors, Executors) else executors
-        services = _services(beside := KnownExecutors(executors), meter, stop, crew)
+        services = _services(beside := KnownExecutors(executors), meter, stop, replicas)
         learner = make_learner(planned.config.learner, replace(planned.learner_spec, services=services))
         if earlier is None:
             stop.begin()
@@ -133,9 +133,9 @@ def train_part(
                 name = whole.name.claim()
                 whole, planned = replace(whole, name=name), replace(planned, name=name)
                 held.enter_context(lock_run(planned.path))
-        crew.begins_in(whole.path, earlier)
-        outlets = Outlets()
-        directory = RunDirectory(whole, outlets.note)
+        replicas.begins_in(whole.path, earlier)
+        sink_set = SinkSet()
+        directory = RunDirectory(whole, sink_set.note)
         saver = Saver(directory, learner, every_s=60 * config.run.output.checkpoint_every)
         if earlier is not None:
             saver.go_on_from(earlier)
@@ -146,15 +146,15 @@ def train_part(
         else:
             directory.store.go_back_to(None)
             directory.go_back()
-        info = _info(whole, directory, outputs, outlets, resumed=earlier is not None)
+        info = _info(whole, directory, outputs, sink_set, resumed=earlier is not None)
         traced = [] if trace is None else [_begin_trace(trace, planned, meter, saver)]
-        outlets.open(chosen(config.run.output.all_sinks), info, [*outputs.sinks, *traced])
+        sink_set.open(chosen(config.run.output.all_sinks), info, [*outputs.sinks, *traced])
         directory.keep()
         if recorder is not None:
-            recorder.open(directory.path, outlets.note, hooks=len(hooks))
+            recorder.open(directory.path, sink_set.note, hooks=len(hooks))
         progress = {} if earlier is None else earlier.progress
-        together = crew.together(stop, meter, config.run.budget, whole.path, progress)
-        listeners = Listeners(outlets, hooks, recorder, trace, together)
+        together = replicas.together(stop, meter, config.run.budget, whole.path, progress)
+        listeners = Listeners(sink_set, hooks, recorder, trace, together)
         session = Session(planned, saver, directory, stop, meter, listeners)
         try:
             return Result(planned.path, session.train(beside))
@@ -163,7 +163,7 @@ def train_part(
                 show(traced[0].timeline)
 
 
-def _info(whole: Plan, directory: RunDirectory, outputs: Outputs, outlets: Outlets, *, resumed: bool) -> RunInfo:
+def _info(whole: Plan, directory: RunDirectory, outputs: Outputs, sink_set: SinkSet, *, resumed: bool) -> RunInfo:
     """Return the facts about a run that sinks receive."""
     config = whole.config
     return RunInfo(
@@ -178,20 +178,20 @@ def _info(whole: Plan, directory: RunDirectory, outputs: Outputs, outlets: Outle
         project=config.run.output.wandb_project,
         quiet=outputs.quiet,
         console=config.run.output.console,
-        say=outlets.note,
+        say=sink_set.note,
     )
 
 
-def _services(executors: KnownExecutors, meter: Meter, stop: Stop, crew: Crew) -> Services:
+def _services(executors: KnownExecutors, meter: Meter, stop: Stop, replicas: LearnerProcesses) -> Services:
     """Return the learner's services. An update with other learners is not interrupted: they end between two updates."""
-    alone = stop.cuts = crew.group is None
+    alone = stop.cuts = replicas.group is None
     return Services(
         executors=executors,
         while_waiting=stop.check if alone else stop.report,
         between_steps=stop.keep_time if alone else stop.report,
         report=stop.report,
         span=meter.span,
-        peers=crew.peers,
+        peers=replicas.peers,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from freewheel.errors import printable
-from freewheel.files.output import WHITE
+from freewheel.files.stdout import WHITE
 from freewheel.metrics.names import COUNTS
 
 

@@ -19,8 +19,7 @@ from freewheel.files.terminal import Terminal
 from freewheel.metrics.meter import Budget
 from freewheel.metrics.targets import Indicator, Setup, judge
 from freewheel.sinks.classic import ClassicLines
-from freewheel.sinks.sink import RunInfo, SinkEntry
-from freewheel.sinks.words import (
+from freewheel.sinks.formats import (
     ASCII_SHADES,
     SHADES,
     causes,
@@ -35,6 +34,7 @@ from freewheel.sinks.words import (
     rate,
     shares_bar,
 )
+from freewheel.sinks.sink import RunInfo, SinkEntry
 
 WIDTH = 88  # largest width of the panel, in columns
 BAR = 60  # largest length of a bar of shares, in cells

@@ -105,7 +105,7 @@ class EventFile:
 
 
 class TensorBoardSink:
-    """Writes RUN/tensorboard. Outlet calls it in a separate thread. Implements sink.Sink."""
+    """Writes RUN/tensorboard. SinkGuard calls it in a separate thread. Implements sink.Sink."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run

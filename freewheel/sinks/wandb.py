@@ -109,7 +109,7 @@ def how_to_sync(folder: Path) -> str:
 
 
 class WandbSink:
-    """Writes RUN/wandb. Outlet calls it in a separate thread. Implements sink.Sink."""
+    """Writes RUN/wandb. SinkGuard calls it in a separate thread. Implements sink.Sink."""
 
     def __init__(self, run: RunInfo) -> None:
         self._run = run

@@ -19,8 +19,8 @@ import numpy as np
 from freewheel.core import NDArray
 from freewheel.errors import FreewheelError
 from freewheel.files import disk
-from freewheel.timeline.cells import cell_for, fitted, gathered
 from freewheel.timeline.chrome import RECENT, TRACE, encode, read
+from freewheel.timeline.merging import cell_for, fitted, gathered
 from freewheel.timeline.model import Group, Row, Span, Timeline
 from freewheel.timeline.track import NAMES, NUMBERS, PARTY, WIDTH, Ring, Track
 

@@ -23,7 +23,7 @@ from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.transport import forkserver
 from freewheel.transport.clock import Limit, clock
-from freewheel.transport.workers.place import CallTracker
+from freewheel.transport.workers.call_tracker import CallTracker
 
 Argument = TypeVar("Argument")
 Value = TypeVar("Value")

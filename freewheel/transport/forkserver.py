@@ -28,7 +28,7 @@ import psutil
 
 from freewheel.errors import SetupError
 from freewheel.files import own_folders
-from freewheel.files.output import keep_printing_harmless
+from freewheel.files.stdout import keep_printing_harmless
 from freewheel.transport._multiprocessing import has_temporary_folder, server_pid, tracker_pid
 from freewheel.transport.clock import Limit, clock
 

@@ -24,8 +24,8 @@ from freewheel.rollout.tolerance import GOOD_STEPS
 from freewheel.seeding import training_episodes
 from freewheel.transport import forkserver
 from freewheel.transport.clock import GAP, Limit, clock
-from freewheel.transport.workers import place as places
-from freewheel.transport.workers.place import At, CallTracker
+from freewheel.transport.workers import call_tracker as places
+from freewheel.transport.workers.call_tracker import At, CallTracker
 
 LOOK = 0.1  # seconds between two checks of the env's call
 HURRY = 1.0  # seconds that a hurried survey waits for a step, because nothing depends on its time

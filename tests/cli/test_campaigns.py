@@ -65,9 +65,8 @@ def test_the_option_of_a_campaign_starts_it_with_the_words_of_its_trainings(call
     assert main.main(words.split()) == 7
     ((options, request),) = calls.trained
     assert options == Sweep("lr", 5)
-    assert request == CampaignRequest(
-        ["CartPole-v1", "--seed", "3", "--steps", "100"], dry_run=False, print_config=False, trust=True
-    )
+    rest = ["CartPole-v1", "--seed", "3", "--steps", "100"]
+    assert request == CampaignRequest(rest, dry_run=False, print_config=False, trust=True)
 
 
 def test_two_campaigns_at_once_are_refused(calls: Calls, capsys: pytest.CaptureFixture[str]) -> None:

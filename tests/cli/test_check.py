@@ -18,8 +18,7 @@ WORLDS = "tests.support.uneasy_worlds"
 
 
 def checked(capfd: Capture, *words: str) -> tuple[int, str]:
-    code = cli.main(["check", *words])
-    return code, capfd.readouterr().out
+    return cli.main(["check", *words]), capfd.readouterr().out
 
 
 @pytest.mark.system

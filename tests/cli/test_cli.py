@@ -128,11 +128,11 @@ def test_wrong_usage_is_one_line_and_exit_2(runs: Path, capfd: Capture, argv: st
 def test_a_line_and_the_server_of_workers_come_before_what_takes_long_to_import() -> None:
     script = """
 import sys
-from freewheel.files import output
+from freewheel.files import stdout
 from freewheel.transport import forkserver
 def prepare(*_):
     sys.exit(print("server", {"torch", "freewheel.run.trainer"} & {*sys.modules}))
-output.loading = lambda: print("first", {"torch", "gymnasium"} & {*sys.modules})
+stdout.loading = lambda: print("first", {"torch", "gymnasium"} & {*sys.modules})
 forkserver.prepare = prepare
 from freewheel.cli.main import main
 main(["train", "CartPole-v1"])
@@ -321,14 +321,12 @@ def test_the_version_is_told(capfd: Capture) -> None:
 
 
 def test_the_resolved_options_are_printed_and_can_be_used(runs: Path, capfd: Capture) -> None:
-    argv = ["train", "CartPole-v1", "--ppo.lr", "0.5", "--env.gravity", "9", "--print_config"]
-    assert cli.main(argv) == 0
+    assert cli.main(["train", "CartPole-v1", "--ppo.lr", "0.5", "--env.gravity", "9", "--print_config"]) == 0
     printed = capfd.readouterr().out
     assert json.loads(printed)["ppo"]["lr"] == 0.5
     Path("mine.json").write_text(printed)
     assert cli.main(["train", "--config", "mine.json", "--print-config"]) == 0
-    again = json.loads(capfd.readouterr().out)
-    assert {**again, "sources": None} == {**json.loads(printed), "sources": None}
+    assert {**json.loads(capfd.readouterr().out), "sources": None} == {**json.loads(printed), "sources": None}
     assert not runs.exists()
 
 

@@ -62,8 +62,7 @@ def test_eval_tells_the_score_of_the_best_weights(cartpole: Result, capfd: Captu
 
 
 def test_eval_finds_a_run_by_name(cartpole: Result, capfd: Capture) -> None:
-    argv = ["eval", "--runs_dir", str(cartpole.path.parent), "--which=latest", "--seed", "3", "it"]
-    assert cli.main(argv) == 0
+    assert cli.main(["eval", "--runs_dir", str(cartpole.path.parent), "--which=latest", "--seed", "3", "it"]) == 0
     assert "over 20 greedy episodes" in capfd.readouterr().out
 
 
@@ -125,8 +124,7 @@ def test_failures_to_draw_are_explained(text: str, remedy: str) -> None:
 
 
 def test_play_writes_the_file_that_was_asked_for(cartpole: Result, tmp_path: Path, capfd: Capture) -> None:
-    argv = ["play", str(cartpole.path), "--out", str(tmp_path / "films" / "it.gif"), "--episodes", "2"]
-    assert cli.main(argv) == 0
+    assert cli.main(["play", str(cartpole.path), "--out", str(tmp_path / "films" / "it.gif"), "--episodes", "2"]) == 0
     assert sorted(path.name for path in (tmp_path / "films").iterdir()) == ["it-1.gif", "it-2.gif"]
 
 
@@ -186,9 +184,7 @@ def test_play_of_a_world_without_pictures(tmp_path: Path, capfd: Capture) -> Non
     ],
 )
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # imageio_ffmpeg leaves an unused pipe open
-def test_a_film_runs_as_time_passes_in_the_environment(
-    request: pytest.FixtureRequest, capfd: Capture, env: str, options: str, fps: float
-) -> None:
+def test_how_fast_a_film_is(request: pytest.FixtureRequest, capfd: Capture, env: str, options: str, fps: float) -> None:
     import imageio_ffmpeg
 
     run = request.getfixturevalue("drone" if "Drone" in env else "cartpole")
@@ -283,20 +279,16 @@ def test_play_prints_the_drone_as_a_map(drone: Result, capfd: Capture) -> None:
 def test_a_film_that_cannot_be_written(drone: Result, tmp_path: Path, capfd: Capture) -> None:
     (tmp_path / "file").touch()
     assert cli.main(["play", str(drone.path), "--out", str(tmp_path / "file" / "it.png")]) == 1
-    told = capfd.readouterr().err
-    assert re.fullmatch(
-        r"freewheel: cannot write \S+/it.png: (Not a directory|File exists); choose another --out\n", told
-    )
+    told = r"freewheel: cannot write \S+/it.png: (Not a directory|File exists); choose another --out\n"
+    assert re.fullmatch(told, capfd.readouterr().err)
 
 
 def test_a_missing_checkpoint_is_passed_over_aloud(tmp_path: Path, capfd: Capture) -> None:
     done = trained(tmp_path, "tests.support.worlds:Identity", evals=0)
     for argv in (["eval", str(done.path)], ["play", str(done.path), "--render", "none"]):
         assert cli.main(argv) == 0
-        out = capfd.readouterr().out
-        assert out.startswith(
-            "warning: no evaluation has chosen the best weights yet: using step 64 instead of 'best'\n"
-        )
+        told = "warning: no evaluation has chosen the best weights yet: using step 64 instead of 'best'\n"
+        assert capfd.readouterr().out.startswith(told)
 
 
 def test_a_run_of_a_script_asks_for_a_module(tmp_path: Path, capfd: Capture) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from freewheel.collect.continuous import ContinuousConfig
 from freewheel.collect.episodes import EpisodesConfig
-from freewheel.core import Chunk, Collector, RowCounts, Snapshot
+from freewheel.core import Chunk, Collector, RowCounts
 from freewheel.ledger import balance
 from freewheel.pacing.control import Settings
-from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.factory import RunnerFactory
 from freewheel.testing.conformance import check_collector
+from tests.support.collectors import Spec, Weights
 
-Weights = Callable[[int], Snapshot]
 MODES: dict[str, ContinuousConfig | EpisodesConfig] = {
     "continuous": ContinuousConfig(workers=4, envs_per_worker=1, num_envs=4, adapt=True),
     "continuous, two envs each": ContinuousConfig(workers=2, envs_per_worker=2, num_envs=4, adapt=True),
@@ -45,13 +45,13 @@ def restless(collector: Collector, seed: int = 0) -> Collector:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_contract_of_a_collector_holds_whatever_is_changed(
-    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec], mode: str
+    factory: RunnerFactory, snapshot: Weights, spec: Spec, mode: str
 ) -> None:
     check_collector(lambda: restless(MODES[mode].build(factory, spec(7, lanes=4))), snapshot, turns=30, every=1)
 
 
 def test_the_lag_stays_bounded_and_every_row_is_counted_whatever_is_changed(
-    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
+    factory: RunnerFactory, snapshot: Weights, spec: Spec
 ) -> None:
     config = ContinuousConfig(workers=4, envs_per_worker=1, num_envs=4, max_lag=1, adapt=True)
     version = trained = 0
@@ -82,7 +82,7 @@ def first_rows(collector: Collector, least: int) -> int:
 
 
 def test_parked_workers_rest_and_fragments_have_the_length_that_is_asked_for(
-    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
+    factory: RunnerFactory, snapshot: Weights, spec: Spec
 ) -> None:
     config = ContinuousConfig(
         workers=4, envs_per_worker=1, num_envs=4, collection_batch_size=1, max_lag=100, adapt=True

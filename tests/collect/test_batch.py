@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
 from freewheel.collect.batch import BatchConfig
-from freewheel.core import BatchSpec, Snapshot
+from freewheel.core import BatchSpec
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.spec import LearnerSpec
 from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-
-Weights = Callable[[int], Snapshot]
+from tests.support.collectors import Spec, Weights
 
 
 @pytest.mark.parametrize(("workers", "fragment"), [(1, None), (2, None), (4, 3)])
 def test_batches_come_whole_in_order_and_one_version_behind(
-    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec], workers: int, fragment: int | None
+    factory: RunnerFactory, snapshot: Weights, spec: Spec, workers: int, fragment: int | None
 ) -> None:
     config = BatchConfig(workers=workers, envs_per_worker=4 // workers, num_envs=4, collection_batch_size=fragment)
     with config.build(factory, spec(7, lanes=4)) as collector:
@@ -34,9 +31,7 @@ def test_batches_come_whole_in_order_and_one_version_behind(
             assert lanes == sorted(lanes)
 
 
-def test_workers_are_one_batch_ahead_and_no_more(
-    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
-) -> None:
+def test_workers_are_one_batch_ahead_and_no_more(factory: RunnerFactory, snapshot: Weights, spec: Spec) -> None:
     with BatchConfig(workers=2, envs_per_worker=2, num_envs=4).build(factory, spec(7, lanes=4)) as collector:
         collector.publish(snapshot(0), 0)
         first, second = collector.collect(wait=True), collector.collect(wait=True)
@@ -46,11 +41,8 @@ def test_workers_are_one_batch_ahead_and_no_more(
         assert (rows.produced, rows.queued, rows.open) == (56, 0, 0)
 
 
-def weights_after(
-    factory: RunnerFactory, policy: PolicySpec, spec: CollectSpec, config: BatchConfig, updates: int
-) -> bytes:
-    task = LearnerSpec(policy=policy, batch=BatchSpec(7, 4), seed=0)
-    learner = PPOConfig(epochs=2, minibatch=14).build(task)
+def trained(factory: RunnerFactory, policy: PolicySpec, spec: CollectSpec, config: BatchConfig, updates: int) -> bytes:
+    learner = PPOConfig(epochs=2, minibatch=14).build(LearnerSpec(policy=policy, batch=BatchSpec(7, 4), seed=0))
     lags = []
     with config.build(factory, spec) as collector:
         for tick in loop(collector, learner, Meter(workers=2)):
@@ -62,11 +54,8 @@ def weights_after(
     return b"".join(np.asarray(value).tobytes() for value in learner.snapshot().params.values())
 
 
-def test_it_is_repeatable_bit_for_bit(
-    factory: RunnerFactory, policy: PolicySpec, spec: Callable[..., CollectSpec]
-) -> None:
+def test_it_repeats_bit_for_bit(factory: RunnerFactory, policy: PolicySpec, spec: Spec) -> None:
     """With any fragments: the speed of a worker must not matter."""
     whole = BatchConfig(workers=2, envs_per_worker=2, num_envs=4)
     parts = BatchConfig(workers=2, envs_per_worker=2, num_envs=4, collection_batch_size=2)
-    runs = {weights_after(factory, policy, spec(7, lanes=4), config, 8) for config in (whole, whole, parts)}
-    assert len(runs) == 1
+    assert len({trained(factory, policy, spec(7, lanes=4), config, 8) for config in (whole, whole, parts)}) == 1

@@ -21,7 +21,7 @@ from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 from freewheel.seeding import training_episodes
 from freewheel.transport import pool
-from tests.support.collectors import Weights
+from tests.support.collectors import Spec, Weights
 from tests.support.pools import wire_of
 from tests.support.trainers import wait_until
 from tests.support.worlds import Drifting
@@ -90,9 +90,7 @@ def rows_of(chunks: list[Any], *workers: int) -> int:
 TWO = ContinuousConfig(workers=2, envs_per_worker=1, num_envs=2, max_lag=1, collection_batch_size=4)
 
 
-def test_workers_stop_where_the_credits_end(
-    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
-) -> None:
+def test_workers_stop_where_the_credits_end(factory: RunnerFactory, snapshot: Weights, spec: Spec) -> None:
     """(max_lag + 1) × S rows and no more, until the learner has trained on some."""
     with TWO.build(factory, spec(8, lanes=2)) as collector:
         collector.publish(snapshot(0), 0)
@@ -106,12 +104,11 @@ def test_workers_stop_where_the_credits_end(
 
 
 def test_the_row_of_a_step_that_takes_too_long_is_dropped(
-    gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec], monkeypatch: pytest.MonkeyPatch
+    gated: GatedLanes, snapshot: Weights, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The finished rows of its open fragment are used; only the row of the long step is too late."""
     monkeypatch.setattr(pool, "SHORTEST_PATIENCE", 0.5)  # lane 0 may lose the processor for a while
-    config = replace(TWO, max_lag=0, patience=1.0)
-    with gated.playing(config, spec(8, lanes=2), snapshot(0)) as collector:
+    with gated.playing(replace(TWO, max_lag=0, patience=1.0), spec(8, lanes=2), snapshot(0)) as collector:
         chunks = gather(collector, 16)  # lane 0 writes the share of lane 1
         from_gated = [chunk for chunk in chunks if chunk.origin.worker == 1]
         assert rows_of(from_gated) == 2
@@ -132,11 +129,8 @@ def test_the_row_of_a_step_that_takes_too_long_is_dropped(
         assert all(chunk.origin.sequence > last + 1 for chunk in late), "the sequence shows the gap"
 
 
-def test_the_learner_waits_for_a_step_within_its_patience(
-    gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec]
-) -> None:
-    config = replace(TWO, max_lag=0, patience=1e9)
-    with gated.playing(config, spec(8, lanes=2), snapshot(0)) as collector:
+def test_the_learner_waits_for_a_step_within_its_patience(gated: GatedLanes, snapshot: Weights, spec: Spec) -> None:
+    with gated.playing(replace(TWO, max_lag=0, patience=1e9), spec(8, lanes=2), snapshot(0)) as collector:
         chunks = gather(collector, 12)  # lane 1 still has a fragment of four rows
         assert collector.oldest() == 0
         gated.gate.touch()
@@ -147,7 +141,7 @@ def test_the_learner_waits_for_a_step_within_its_patience(
         assert collector.rows().dropped == {}
 
 
-def test_new_weights_close_a_fragment(gated: GatedLanes, snapshot: Weights, spec: Callable[..., CollectSpec]) -> None:
+def test_new_weights_close_a_fragment(gated: GatedLanes, snapshot: Weights, spec: Spec) -> None:
     config = replace(TWO, max_lag=4, collection_batch_size=50)
     with gated.playing(config, spec(100, lanes=2), snapshot(0)) as collector:
         gather(collector, 50)
@@ -184,9 +178,7 @@ def test_invalid_options_are_refused(option: str, text: str) -> None:
         (64, {"max_queue_size": 1}, 32, 2),
     ],
 )
-def test_fragments_and_slots(
-    spec: Callable[..., CollectSpec], steps: int, config: dict[str, int], fragment: int, slots: int
-) -> None:
+def test_fragments_and_slots(spec: Spec, steps: int, config: dict[str, int], fragment: int, slots: int) -> None:
     size = ContinuousConfig(workers=4, envs_per_worker=1, num_envs=4, **config).size(spec(steps, lanes=4))  # type: ignore[arg-type]
     assert (size.workers, size.steps, size.slots) == (4, fragment, slots)
 
@@ -216,7 +208,7 @@ def in_turn(spec: CollectSpec, turns: int) -> CollectSpec:
 
 
 def test_a_few_workers_act_at_a_time_and_every_lane_gets_its_turns(
-    factory: RunnerFactory, spec: Callable[..., CollectSpec], snapshot: Weights
+    factory: RunnerFactory, spec: Spec, snapshot: Weights
 ) -> None:
     config = ContinuousConfig(workers=6, envs_per_worker=1, num_envs=6, max_lag=1000, collection_batch_size=4)
     with config.build(factory, in_turn(spec(8, lanes=6), 2)) as collector:
@@ -224,8 +216,7 @@ def test_a_few_workers_act_at_a_time_and_every_lane_gets_its_turns(
         first: list[Any] = []
         take_until(collector, first, lambda: len({chunk.origin.worker for chunk in first}) == 6)
         chunks = gather(collector, 6 * 40)
-        wire = wire_of(collector)
-        assert sum(version >= 0 for version in wire.permits.pacing.announced()) <= 2
+        assert sum(version >= 0 for version in wire_of(collector).permits.pacing.announced()) <= 2
         assert collector.stats()["workers/turns"] == 2
     rows = Counter(chunk.origin.worker for chunk in chunks for _ in range(chunk.rows))
     assert len(rows) == 6
@@ -235,12 +226,11 @@ def test_a_few_workers_act_at_a_time_and_every_lane_gets_its_turns(
 
 
 def test_the_turn_of_a_worker_that_hangs_is_lent(
-    gated: GatedLanes, spec: Callable[..., CollectSpec], snapshot: Weights, monkeypatch: pytest.MonkeyPatch
+    gated: GatedLanes, spec: Spec, snapshot: Weights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lane 0 waits at its gate before its first row; without its turn, lane 1 would never act."""
     monkeypatch.setattr(pool, "LEND", (0.05, 0.05))
-    config = replace(TWO, max_lag=1000)
-    with config.build(gated.factory, in_turn(spec(8, lanes=2), 1)) as collector:
+    with replace(TWO, max_lag=1000).build(gated.factory, in_turn(spec(8, lanes=2), 1)) as collector:
         collector.publish(snapshot(0), 0)
         gated.gate.touch()
         chunks = gather(collector, 8)

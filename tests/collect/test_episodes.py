@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +21,15 @@ from freewheel.metrics.meter import Meter
 from freewheel.pacing.episode_queue import EpisodeQueue
 from freewheel.pacing.pacing import NO_TICKET
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.factory import RunnerFactory
 from freewheel.run.naming import name_run
 from freewheel.run.planning import arrange
 from freewheel.seeding import training_episodes
 from freewheel.transport.workers.heartbeats import WAIT
-from tests.support.collectors import Weights
+from tests.support.collectors import Spec, Weights
 from tests.support.costs import cost
 from tests.support.pools import wire_of
 from tests.support.trainers import wait_until
-
-Spec = Callable[..., CollectSpec]
 
 
 @pytest.mark.parametrize("fragment", [2, 128])
@@ -62,9 +59,7 @@ def test_a_chunk_is_one_whole_episode_and_none_is_played_twice(
     assert max(tickets) < len(chunks) + 6, "tickets are played in order, except those under way"
 
 
-def test_an_episode_has_one_version_even_in_several_fragments(
-    factory: RunnerFactory, snapshot: Weights, spec: Spec
-) -> None:
+def test_an_episode_of_several_fragments_has_one_version(factory: RunnerFactory, snapshot: Weights, spec: Spec) -> None:
     config = EpisodesConfig(workers=3, num_envs=3, collection_batch_size=1)
     with config.build(factory, spec(700, lanes=3)) as collector:
         versions = []
@@ -117,7 +112,7 @@ def test_a_wave_begins_only_when_all_of_the_last_one_was_taken(
 
 
 @pytest.mark.parametrize(("workers", "ahead"), [(3, 3 * 4), (1, 2 * 4 + 3 + 2)], ids=["one each", "side by side"])
-def test_an_update_can_be_a_number_of_episodes(
+def test_an_update_takes_episodes(
     factory: RunnerFactory, policy: PolicySpec, spec: Spec, workers: int, ahead: int
 ) -> None:
     config = EpisodesConfig(workers=workers, envs_per_worker=3 // workers, num_envs=3, episodes_per_update=4)
@@ -127,8 +122,7 @@ def test_an_update_can_be_a_number_of_episodes(
             assert learner.rows().trained == 20 * learner.version
             if tick.version == 8:
                 break
-        begun = sum(wire_of(collector).permits.pacing.cells["reserved"])
-        assert begun <= 8 * 4 + ahead, "credits are episodes"
+        assert sum(wire_of(collector).permits.pacing.cells["reserved"]) <= 8 * 4 + ahead, "credits are episodes"
 
 
 @pytest.mark.parametrize("fragment", [2, 128])
@@ -162,9 +156,7 @@ def test_episodes_that_end_apart_cannot_be_played_side_by_side(tmp_path: Path) -
         freewheel.train("CartPole-v1", mode="episodes", quiet=True, runs_dir=tmp_path, options=options)
 
 
-def test_an_episode_that_does_not_end_is_not_kept_for_ever(
-    factory: RunnerFactory, snapshot: Weights, spec: Spec
-) -> None:
+def test_an_episode_that_never_ends_is_not_kept_for_ever(factory: RunnerFactory, snapshot: Weights, spec: Spec) -> None:
     """Its rows wait in memory for its end."""
     config = EpisodesConfig(workers=2, num_envs=2, collection_batch_size=2)
     with config.build(factory, replace(spec(7, lanes=2), longest=3)) as collector:
@@ -196,7 +188,7 @@ BATCHED = replace(cost(1e-4, 1e-4), batched=True)
         ({"workers": 1, "num_envs": 256}, 1, 256), ({"episodes_per_update": 50}, 1, 50), ({}, 1, 8),
     ],
 )  # fmt: skip
-def test_lanes_that_cost_little_share_a_worker(
+def test_cheap_lanes_share_a_worker(
     asked: dict[str, Any], workers: int, each: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("freewheel.collect.episodes.usable_cores", lambda: 2)

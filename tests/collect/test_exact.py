@@ -136,8 +136,7 @@ def test_a_run_of_an_earlier_version_that_had_lost_rows_is_on_policy_from_the_ne
     state = safetensors.numpy.load(saved.collector)
     assert int(state.pop("lacking")) == 0
     with Session(old.story, replace(saved, collector=safetensors.numpy.save(state))) as run:
-        held = run.learner.rows().queued
-        assert held != int(state["done"]) * LANES, "out of phase"
+        assert run.learner.rows().queued != int(state["done"]) * LANES, "out of phase"
         run.turn(24)
     assert run.lags[1:] == [0.0] * len(run.lags[1:])
     assert len(run.lags) > 3
@@ -193,8 +192,7 @@ def test_a_run_that_was_stopped_in_the_middle_of_a_chunk_plays_it_again(algorith
     with Session(story) as first, pytest.raises(Stopped):
         first.turn(TURNS[algorithm])
     assert first.collector.rows().open < 3 * LANES
-    saved = first.save()
-    with Session(story, saved) as run:
+    with Session(story, first.save()) as run:
         assert balance(run.collector.rows(), run.learner.rows()).open == 0
         run.turn(TURNS[algorithm] - first.turns)
     run.episodes[:0] = first.episodes

@@ -70,9 +70,7 @@ class Hiccups(Counter):
     ("world", "args", "placement"),
     [(Counter, {}, "inline"), (Crawls, {"seconds": 4 * BARRIER, "at": 0}, "processes"), (Hiccups, {}, "inline")],
 )
-def test_auto_places_lanes_by_the_cost_of_one(
-    world: Callable[..., gymnasium.Env[Any, Any]], args: dict[str, Any], placement: str
-) -> None:
+def test_auto_goes_by_cost(world: Callable[..., gymnasium.Env[Any, Any]], args: dict[str, Any], placement: str) -> None:
     with measured(GymConfig(id="a world", args=args, factory=world).make, 0) as found:
         planned = LockstepConfig(4).planned(found)
         assert planned.placement == placement
@@ -82,9 +80,7 @@ def test_auto_places_lanes_by_the_cost_of_one(
 
 
 @pytest.mark.parametrize(("placement", "processes"), [("inline", False), ("processes", True)])
-def test_a_given_placement_is_used_without_a_measurement(
-    placement: Literal["inline", "processes"], processes: bool
-) -> None:
+def test_a_placement_that_is_given_is_not_measured(placement: Literal["inline", "processes"], processes: bool) -> None:
     calls: list[tuple[int, bool]] = []
 
     def make(lanes: range, *, processes: bool = False, fault_tolerant: bool = False) -> Env:

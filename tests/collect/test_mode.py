@@ -63,9 +63,7 @@ def test_workers_that_keep_the_cores_busy(cores: Any, count: int, cost: EnvCost,
         (2, (0.0, 0.01, 0.1, 0.2), (32, 1, 32)), (8, (0.0, 0.2), (64, 1, 64)),
     ],
 )  # fmt: skip
-def test_batch_chooses_between_two_numbers(
-    cores: Any, count: int, duties: Sequence[float], plan: tuple[int, int, int]
-) -> None:
+def test_batch_weighs_two_numbers(cores: Any, count: int, duties: Sequence[float], plan: tuple[int, int, int]) -> None:
     cores(count)
     for duty in duties:
         for wall in (10e-6, 10 * MS):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from freewheel.collect.batch import BatchConfig
@@ -12,8 +10,8 @@ from freewheel.collect.episodes import EpisodesConfig
 from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.mode import ModeConfig
 from freewheel.collect.sequential import SequentialConfig
-from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from tests.support.collectors import Weights, stop_and_continue
+from freewheel.rollout.factory import RunnerFactory
+from tests.support.collectors import Spec, Weights, stop_and_continue
 
 MODES: dict[str, ModeConfig] = {
     "sequential": SequentialConfig(2),
@@ -25,7 +23,5 @@ MODES: dict[str, ModeConfig] = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_collector_continues(
-    mode: str, factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec]
-) -> None:
+def test_a_collector_continues(mode: str, factory: RunnerFactory, snapshot: Weights, spec: Spec) -> None:
     stop_and_continue(MODES[mode], factory, spec(7, lanes=2), snapshot, own_episodes=mode != "episodes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ from freewheel.collect.workers import WorkersConfig
 from freewheel.core import Collector
 from freewheel.errors import SetupError, UsageError
 from freewheel.policies.spec import PolicySpec
-from freewheel.rollout.factory import CollectSpec, RunnerFactory
+from freewheel.rollout.factory import RunnerFactory
 from freewheel.testing.conformance import check_collector
-from tests.support.collectors import Weights, train_and_check
+from tests.support.collectors import Spec, Weights, train_and_check
 
 TWO: dict[str, Any] = {"workers": 2, "envs_per_worker": 2, "num_envs": 4}
 SLOW = TWO | {"patience": 1e6}  # the learner waits for every step, however slow the machine is
@@ -37,28 +36,25 @@ MODES: dict[str, ContinuousConfig | BatchConfig | EpisodesConfig] = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_it_satisfies_the_contract_of_a_collector(
-    factory: RunnerFactory, snapshot: Weights, spec: Callable[..., CollectSpec], mode: str
+    factory: RunnerFactory, snapshot: Weights, spec: Spec, mode: str
 ) -> None:
     check_collector(lambda: MODES[mode].build(factory, spec(7, lanes=4)), snapshot, turns=30, every=1)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_row_is_correct_and_every_update_has_its_rows(
-    factory: RunnerFactory, policy: PolicySpec, spec: Callable[..., CollectSpec], mode: str
+    factory: RunnerFactory, policy: PolicySpec, spec: Spec, mode: str
 ) -> None:
-    collector = train_and_check(MODES[mode], factory, policy, spec(7, lanes=4))
-    assert set(collector.rows().dropped) <= {"overflow"}
+    assert set(train_and_check(MODES[mode], factory, policy, spec(7, lanes=4)).rows().dropped) <= {"overflow"}
 
 
-def test_a_queue_that_is_too_large_is_refused_before_anything_starts(
-    factory: RunnerFactory, spec: Callable[..., CollectSpec]
-) -> None:
+def test_a_queue_that_is_too_large_is_refused_before_anything_starts(factory: RunnerFactory, spec: Spec) -> None:
     config = ContinuousConfig(**TWO, max_queue_size=10**5, collection_batch_size=10**4)
     with pytest.raises(SetupError, match=r"a queue of 2 x 50000 fragments needs .* GB of memory"):
         config.build(factory, spec(10**4, lanes=4))
 
 
-def test_a_factory_that_cannot_be_pickled_is_refused(factory: RunnerFactory, spec: Callable[..., CollectSpec]) -> None:
+def test_a_factory_that_cannot_be_pickled_is_refused(factory: RunnerFactory, spec: Spec) -> None:
     class NotPicklable:
         def __reduce__(self) -> Any:
             raise TypeError("cannot pickle this")
@@ -82,7 +78,7 @@ def test_every_mode_is_serial_or_has_workers() -> None:
         assert issubclass(mode.config, WorkersConfig) != issubclass(mode.config, SerialConfig)
 
 
-def test_leaving_before_the_first_publication(factory: RunnerFactory, spec: Callable[..., CollectSpec]) -> None:
+def test_leaving_before_the_first_publication(factory: RunnerFactory, spec: Spec) -> None:
     """Nothing is produced before the first publication, and the counts are available after the end."""
     collector: Collector = MODES["continuous"].build(factory, spec(7, lanes=4))
     with collector:

@@ -59,8 +59,7 @@ def test_what_ppo_does_in_a_world_where_little_is_given(world: str, words: str, 
 )
 def test_rows_of_an_update_do_not_depend_on_the_number_of_lanes(lanes: int, words: str, steps: int) -> None:
     """But for rounding, the least number of steps and the end of the run."""
-    settled = settle(from_argv(["X-v0", *words.split()]), replace(BOX, lanes=lanes))
-    assert settled.run.steps_per_env == steps
+    assert settle(from_argv(["X-v0", *words.split()]), replace(BOX, lanes=lanes)).run.steps_per_env == steps
 
 
 @pytest.mark.parametrize("algo", [name for name in ALGORITHMS if name != "ppo"])
@@ -94,11 +93,8 @@ def test_presets_with_a_replay_buffer_keep_what_they_were_published_with(preset:
 @pytest.mark.parametrize("preset", ["pendulum", "halfcheetah", "cartpole"])
 def test_presets_keep_what_they_were_published_with(preset: str) -> None:
     world = WORLDS["Discrete actions"] if preset == "cartpole" else BOX
-    known = {
-        "cartpole": (32, 256, "none", False),
-        "pendulum": (256, 64, "returns", False),
-        "halfcheetah": (256, 256, "none", True),
-    }
+    known = {"cartpole": (32, 256, "none", False), "pendulum": (256, 64, "returns", False)}
+    known["halfcheetah"] = (256, 256, "none", True)
     settled = settle(from_argv(["X-v0", "--preset", preset]), world)
     assert tuple(values(settled)[name] for name in NAMES) == known[preset]
 

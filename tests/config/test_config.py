@@ -100,8 +100,7 @@ def test_toml_and_json_files_say_the_same(tmp_path: Path) -> None:
 
 def test_python_options_are_nested_or_dotted() -> None:
     nested = from_options("X-v0", {"ppo": {"lr": 0.1}, "policy": {"hidden": (3, 4)}, "steps": 1e4, "minutes": None})
-    dotted = from_options("X-v0", {"ppo.lr": 0.1, "policy.hidden": [3, 4], "steps": 10_000})
-    assert nested == dotted
+    assert nested == from_options("X-v0", {"ppo.lr": 0.1, "policy.hidden": [3, 4], "steps": 10_000})
     assert nested.sources["ppo.lr"] == "argument"
     assert nested.run.budget == Budget(steps=10_000)
 
@@ -118,9 +117,8 @@ def test_a_class_in_place_of_a_name_is_kept() -> None:
 
 
 def test_the_environment_comes_first_or_last() -> None:
-    first, last, flag = (
-        from_argv(words.split()) for words in ("X-v0 --seed=3", "--seed 3 X-v0", "--env X-v0 --seed=3")
-    )
+    ways = ("X-v0 --seed=3", "--seed 3 X-v0", "--env X-v0 --seed=3")
+    first, last, flag = (from_argv(words.split()) for words in ways)
     assert first == last == flag
 
 
@@ -301,9 +299,7 @@ def test_linear_schedules_go_with_the_default_budget_and_with_steps_among_others
     assert train("--ppo.lr-schedule", "linear", "--steps", "9", "--minutes", "1").run.budget == Budget(9, 1.0)
 
 
-def test_what_a_file_or_python_or_a_preset_has_wrong_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_file_python_or_a_preset_has_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.json"
     file.write_text('{"ppo": {"lrr": 1}}')
     assert refusal("A-v0", "--config", str(file)) == f"unknown option ppo.lrr in {file}; did you mean 'ppo.lr'?"

@@ -154,8 +154,7 @@ def test_a_later_layer_wins_and_is_named() -> None:
 
 def test_nested_tables_become_dotted_names() -> None:
     nested = {"inner": {"rate": 1, "nested-key": {"b": 2}}, "env.some-key": {"c": 3}}
-    flat = {"inner.rate": 1, "inner.nested_key.b": 2, "env.some_key": {"c": 3}}
-    assert flags.flatten(nested, free="env.") == flat
+    assert flags.flatten(nested, free="env.") == {"inner.rate": 1, "inner.nested_key.b": 2, "env.some_key": {"c": 3}}
 
 
 @pytest.mark.parametrize(
@@ -194,9 +193,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        UsageError, match=r"nosuch\.json cannot be read: No such file or directory; give a JSON or TOML file"
-    ):
+    told = r"nosuch\.json cannot be read: No such file or directory; give a JSON or TOML file"
+    with pytest.raises(UsageError, match=told):
         flags.read_file(tmp_path / "nosuch.json", typed=True)
 
 

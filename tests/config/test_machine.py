@@ -32,9 +32,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("cuda,cpu", True, ("cuda:0", "cpu")), ("cpu,cuda:1", True, ("cpu", "cuda:1")),
     ],
 )  # fmt: skip
-def test_one_learner_is_on_the_first_device_and_the_simulator_on_the_second(
-    text: str, simulated: bool, placement: tuple[str, str]
-) -> None:
+def test_the_learner_is_first_and_the_simulator_second(text: str, simulated: bool, placement: tuple[str, str]) -> None:
     assert Devices.parse(text).place(2, simulated=simulated) == Placement(*placement)
 
 
@@ -48,8 +46,7 @@ def test_one_learner_is_on_the_first_device_and_the_simulator_on_the_second(
 )  # fmt: skip
 def test_every_learner_has_a_device_and_its_simulator_with_it(text: str, gpus: int, devices: list[str]) -> None:
     for rank, device in enumerate(devices):
-        found = Devices.parse(text).place(gpus, rank=rank, learners=2, simulated=True)
-        assert found == Placement(device, device)
+        assert Devices.parse(text).place(gpus, rank=rank, learners=2, simulated=True) == Placement(device, device)
 
 
 def refusal(text: str, gpus: int, learners: int, *, simulated: bool) -> str:
@@ -110,9 +107,7 @@ def test_a_gpu_is_current_before_anything_is_made_there(gpus: list[str]) -> None
     ("trained", "played"),
     [("cpu", "cpu"), ("cuda:1", "cuda:1"), ("cuda:0,cuda:1", "cuda:1"), ("cuda:0,cpu", "cpu"), ("cuda:7", "cuda:0")],
 )
-def test_a_run_is_played_where_its_simulator_was_or_where_there_is_a_gpu(
-    gpus: list[str], trained: str, played: str
-) -> None:
+def test_a_run_is_played_where_its_simulator_was_or_where_a_gpu_is(gpus: list[str], trained: str, played: str) -> None:
     assert find_device_again(trained) == played
 
 

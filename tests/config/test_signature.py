@@ -67,8 +67,7 @@ def test_mypy_tells_right_calls_from_wrong_ones(tmp_path: Path) -> None:
 
 def test_help_shows_the_public_names_and_nothing_else() -> None:
     """Under the list of modules that Python itself adds for every package."""
-    text = pydoc.plain(pydoc.render_doc(freewheel))
-    description, contents = text.split("PACKAGE CONTENTS")
+    description, contents = pydoc.plain(pydoc.render_doc(freewheel)).split("PACKAGE CONTENTS")
     assert "result = freewheel.train(" in description
     sections = {part.split("\n", 1)[0] for part in contents.split("\n\n") if part.split("\n", 1)[0].isupper()}
     assert sections == {"CLASSES", "FUNCTIONS", "VERSION", "FILE"}

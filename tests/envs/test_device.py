@@ -88,14 +88,11 @@ TRAPS = ("in_place", "views", "stale", "both_flags")
 @pytest.mark.parametrize("sprung", [TRAPS, (), *((trap,) for trap in TRAPS)], ids="-".join)
 def test_rows_are_what_happened(sprung: tuple[str, ...]) -> None:
     traps: dict[str, Any] = {trap: trap in sprung for trap in TRAPS}
-    world = IsaacLike(LANES, Traps(**traps))
-    assert_same(played(world), closed_form())
+    assert_same(played(IsaacLike(LANES, Traps(**traps))), closed_form())
 
 
 @pytest.mark.parametrize(("in_place", "shortest", "promised"), [(True, 3, False), (False, 1, False), (True, 3, True)])
-def test_where_finals_are_hidden_a_last_row_repeats_its_own_observation(
-    in_place: bool, shortest: int, promised: bool
-) -> None:
+def test_with_hidden_finals_a_last_row_repeats_its_observation(in_place: bool, shortest: int, promised: bool) -> None:
     """Also where they are promised: none is made up from the next episode."""
     world = IsaacLike(LANES, Traps(in_place=in_place, has_final_obs=False, shortest=shortest))
     if promised:

@@ -147,9 +147,7 @@ def test_a_failure_in_a_step_is_a_gap_and_the_next_episode_begins(fault: str) ->
     assert f"(episode 1, seed {STREAMS[SICK].seed(1)}, step 3, last action " in report
 
 
-@pytest.mark.parametrize(
-    ("fault", "episode"), [(fault, k) for fault in ("raise", "shape", "none", "inf") for k in (0, 2)]
-)
+@pytest.mark.parametrize(("fault", "episode"), [(one, k) for one in ("raise", "shape", "none", "inf") for k in (0, 2)])
 def test_a_failure_in_a_reset_is_reported_with_the_next_step_and_loses_no_row(fault: str, episode: int) -> None:
     faults = {(episode, 0): fault}
     assert world(faults).reset(STREAMS)[SICK].tolist() == starts(0 if episode else 1)
@@ -186,8 +184,7 @@ def test_an_end_that_is_not_finite_is_no_end_and_is_followed_by_one_episode(faul
 
 
 def test_several_failures_are_told_in_the_order_they_happened() -> None:
-    env = world({(0, 4): "raise", (1, 0): "shape", (2, 1): "nan"}, length=99)
-    rows = play(env, 5)
+    rows = play(world({(0, 4): "raise", (1, 0): "shape", (2, 1): "nan"}, length=99), 5)
     expected = [(3, "env_error", False), (4, "shape", True), (4, "nan", False), (4, "quarantine", False)]
     assert told(rows) == [(t, SICK, cause, in_reset) for t, cause, in_reset in expected]
     assert not rows[4].valid[SICK]

@@ -40,12 +40,7 @@ def zeros(env: Env) -> NDArray:
 
 def turn(env: Env) -> tuple[Step, NDArray]:
     """A step and what to act on next."""
-    step = env.step(zeros(env))
-    return step, env.autoreset()
-
-
-def counter(lanes: range = range(1), **args: Any) -> Env:
-    return GymConfig("tests.support.worlds:Counter", args).make(lanes)
+    return env.step(zeros(env)), env.autoreset()
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -84,7 +79,7 @@ def test_a_time_limit_truncates_and_none_keeps_the_ids_own() -> None:
 
 
 def test_reset_starts_the_streams_again() -> None:
-    env = counter(length=1)
+    env = GymConfig("tests.support.worlds:Counter", {"length": 1}).make(range(1))
     first = env.reset(streams(range(1))).copy()
     assert turn(env)[1].tolist() != first.tolist()
     assert env.reset(streams(range(1))).tolist() == first.tolist()
@@ -435,8 +430,7 @@ def test_an_ids_own_vector_env_is_used_if_it_seeds_lanes_apart(registry: dict[st
     make_one: Any = Counter
     make_many: Any = SeededVector
     gymnasium.register("Seeded-v0", entry_point=make_one, vector_entry_point=make_many)
-    env = GymConfig("Seeded-v0").make(range(3))
-    assert isinstance(env, GymVector)
+    assert isinstance(GymConfig("Seeded-v0").make(range(3)), GymVector)
     assert isinstance(GymConfig("Seeded-v0").make(range(3), fault_tolerant=True), GymVector)
     check_env(GymConfig("Seeded-v0", {"length": 4}).make)
     assert isinstance(GymConfig("CartPole-v1").make(range(3)), GymLoop), "Gymnasium's own takes one seed for all lanes"

@@ -43,8 +43,7 @@ def rows(config: GymConfig, lanes: int, steps: int = 12) -> list[NDArray]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_a_world_like_any_other(kind: type[Any]) -> None:
-    config = world(kind)
-    env = config.open(0)
+    env = world(kind).open(0)
     assert isinstance(env, OldGym)
     assert (env.observation_space, env.action_space) == (spaces.Box(-1.0, 1.0, (3,)), spaces.Discrete(4))
     observation, _ = env.reset(seed=1)
@@ -61,11 +60,9 @@ def test_an_episode_depends_on_its_seed_alone(kind: type[Any]) -> None:
     together = rows(world(kind), lanes=3)
     np.random.rand(5)  # noqa: NPY002
     random.random()
-    alone = rows(world(kind), lanes=1)
-    assert [row[0].tolist() for row in together] == [row[0].tolist() for row in alone]
+    assert [row[0].tolist() for row in together] == [row[0].tolist() for row in rows(world(kind), lanes=1)]
     assert len({tuple(row[lane][:2]) for row in together for lane in range(3)}) > 1  # there was chance in it
-    ends = [bool(row[0, 4]) for row in together]
-    assert ends == [step % 5 == 4 for step in range(12)]
+    assert [bool(row[0, 4]) for row in together] == [step % 5 == 4 for step in range(12)]
 
 
 @pytest.fixture
@@ -121,8 +118,7 @@ def test_which_end_it_was(config: GymConfig, ends: dict[int, tuple[bool, bool]])
     env = config.open(0)
     for _ in range(2):
         env.reset(seed=0)
-        last = max(ends)
-        expected = [ends.get(step, (False, False)) for step in range(last + 1)]
+        expected = [ends.get(step, (False, False)) for step in range(max(ends) + 1)]
         assert [env.step(0)[2:4] for _ in expected] == expected
 
 
@@ -131,8 +127,7 @@ def test_observations_are_fitted_to_their_spaces() -> None:
     observation, _ = env.reset(seed=0)
     assert env.observation_space.contains(observation)
     assert observation["c"].dtype == np.uint8
-    spec = world(Nested).make(range(1)).spec
-    assert spec.obs_size == 3 + 2 + 5 + 1
+    assert world(Nested).make(range(1)).spec.obs_size == 3 + 2 + 5 + 1
 
 
 def test_spaces_keep_what_they_hold() -> None:

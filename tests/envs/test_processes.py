@@ -118,8 +118,7 @@ def test_a_world_in_processes_conforms() -> None:
 
 
 def test_an_ended_episode_brings_its_measures_and_its_successor() -> None:
-    world = config("Counter", {"length": 2}, measures=("count",))
-    with closing(world.make(LANES, processes=True)) as env:
+    with closing(config("Counter", {"length": 2}, measures=("count",)).make(LANES, processes=True)) as env:
         env.reset(streams())
         assert env.step(ONES).reset_ns == 0
         end = env.step(ONES)

@@ -105,8 +105,7 @@ def test_failures_are_answers_and_it_goes_on_also_if_its_lane_is_given_up(monkey
 
 
 def test_without_fault_tolerance_the_error_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    factory = made("Raises", {"at": 1, "length": 9}, fault_tolerant=False)
-    with served(factory, monkeypatch) as asked, rows(asked):
+    with served(made("Raises", {"at": 1, "length": 9}, fault_tolerant=False), monkeypatch) as asked, rows(asked):
         asked("reset", STREAM)
         error = asked()
         assert isinstance(error, EnvError)

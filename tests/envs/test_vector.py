@@ -192,8 +192,7 @@ def test_masks_in_info_are_the_last_columns(mode: AutoresetMode, batched: bool) 
     assert env.autoreset().tolist() == [[1, 0, 1], [101, 0, 1]]
     assert env.step(ZEROS).next_obs.tolist() == [[2, 1, 1], [102, 1, 1]]
     env.autoreset()
-    end = env.step(ZEROS)
-    assert end.next_obs[1].tolist() == [103, 0, 1], "the mask of the episode that ended"
+    assert env.step(ZEROS).next_obs[1].tolist() == [103, 0, 1], "the mask of the episode that ended"
     assert env.autoreset()[1].tolist() == ([103, 0, 1] if mode is AutoresetMode.NEXT_STEP else [110, 1, 1])
 
 

@@ -1,5 +1,4 @@
-"""R17: the current folder is searched for the module that was typed, and for what that imports itself; never for what a file
-names or a package looks for."""
+"""R17: the current folder is searched for the typed module and what it imports, not for what a file names or a package wants."""
 
 from __future__ import annotations
 
@@ -53,9 +52,8 @@ def outcome(here: Path, words: str, *, module: bool = False, **variables: str) -
     canary = here.parent / "canary"
     start = [sys.executable, "-m", "freewheel"] if module else [str(Path(sys.executable).with_name("freewheel"))]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "CANARY": str(canary), **variables}
-    done = subprocess.run(
-        [*start, *words.split()], cwd=here, env=env, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [*start, *words.split()]
+    done = subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, timeout=60, check=False)
     ran = sorted(set(canary.read_text().split())) if canary.exists() else []
     canary.unlink(missing_ok=True)
     return done.returncode, done.stdout + done.stderr, ran
@@ -88,9 +86,7 @@ def put_run(here: Path, changes: Mapping[str, Any]) -> None:
         ("runs .", "CartPole-v1", "lockstep", False),
     ],
 )
-def test_what_a_run_of_others_needs_is_not_taken_from_its_folder(
-    words: str, env: str, mode: str, module: bool, received: Path
-) -> None:
+def test_runs_of_others_take_nothing_from_there(words: str, env: str, mode: str, module: bool, received: Path) -> None:
     for name in LIBRARY if module else ():  # Python itself reads some of these for -m, before anything of ours
         (received / f"{name}.py").unlink()
     if env:
@@ -149,9 +145,7 @@ def mine(received: Path) -> Path:
     ],
 )
 @pytest.mark.parametrize("module", [False, True], ids=["freewheel", "python -m"])
-def test_a_module_that_was_typed_is_found_with_what_it_imports_and_nothing_else_is(
-    words: str, module: bool, mine: Path
-) -> None:
+def test_a_typed_module_is_found_with_what_it_imports_and_nothing_else_is(words: str, module: bool, mine: Path) -> None:
     for name in LIBRARY if module else ():
         (mine / f"{name}.py").unlink()
     few = "--num-envs 1 --steps 64 --evals 0 --run one"

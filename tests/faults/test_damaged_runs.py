@@ -56,8 +56,7 @@ def acts(run: Path) -> Found:
     """What `eval` and `play` read."""
     opened = open_run(run)
     actor, told = opened.actor()
-    rows = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-    chosen = actor.act(rows, np.random.default_rng(0), greedy=True)
+    chosen = actor.act(np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3), np.random.default_rng(0), greedy=True)
     options = opened.config.to_json() | {"sources": None}  # these say where the file is
     return Found((options, plain(chosen.log_prob), chosen.action.tolist()), tuple(told))
 
@@ -65,9 +64,8 @@ def acts(run: Path) -> Found:
 def loads(run: Path) -> Found:
     with warnings.catch_warnings(record=True, action="always") as caught:
         policy = freewheel.load(run)
-    return Found(
-        (policy.step, plain(policy.saved.params), policy.saved.about), tuple(str(one.message) for one in caught)
-    )
+    told = tuple(str(one.message) for one in caught)
+    return Found((policy.step, plain(policy.saved.params), policy.saved.about), told)
 
 
 def goes_on(run: Path) -> Found:
@@ -220,9 +218,8 @@ def test_weights_that_the_network_does_not_have_are_not_read(copy: Path, monkeyp
     """40 GB, as file and manifest say, on a machine that could hold them."""
     monkeypatch.setattr("freewheel.files.read.free_memory", lambda: 1 << 60)
     CHECKPOINTS["weights are 40 GB of nothing"](copy)
-    with pytest.raises(
-        FreewheelError, match=r"weights\.safetensors has 4[0-9.]+ GB by its manifest, but the network of"
-    ):
+    told = r"weights\.safetensors has 4[0-9.]+ GB by its manifest, but the network of"
+    with pytest.raises(FreewheelError, match=told):
         open_run(copy).actor()
 
 

@@ -157,9 +157,8 @@ def test_a_run_directory_that_is_removed_midway_is_made_again(tmp_path: Path) ->
     result, notes = run(tmp_path, hooks=[Remove()], checkpoint_every=0)  # or a save comes in between
     summary = assert_whole(result.path, notes)
     assert (summary["exit_code"], summary["problems"]) == (0, [])
-    assert [note for note in notes.notes if "removed" in note] == [
-        f"{result.path.absolute()} was removed while the run was writing to it; it is created again"
-    ]
+    told = f"{result.path.absolute()} was removed while the run was writing to it; it is created again"
+    assert [note for note in notes.notes if "removed" in note] == [told]
     assert result.path.stat().st_mode & 0o777 == 0o700
 
 

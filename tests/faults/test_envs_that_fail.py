@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -17,6 +17,7 @@ from tests.support.chaos import finite, modes, tokens, trial, world
 from tests.support.places import LONG
 from tests.support.trainers import SMALL_ARGV
 
+Capture: TypeAlias = pytest.CaptureFixture[str]
 SEED = 9
 FAULTY_SEED = tree(SEED, "env", 2, 1)  # lane 2, episode 1
 
@@ -27,7 +28,7 @@ BROKEN = ["--env.spared", json.dumps(MEASURED), "--seed", str(SEED)]
 FAULT = ["--env.only_seed", str(FAULTY_SEED), "--env.at", "3", "--log-every", "1e-9", "--run", "faulty"]
 
 
-def failed_run(tmp_path: Path, capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[str, dict[str, Any]]:
+def failed_run(tmp_path: Path, capfd: Capture, *argv: str) -> tuple[str, dict[str, Any]]:
     """The error output of a training that fails, and its summary."""
     code = cli.main(["train", *argv, *SMALL, *FAULT, "--runs-dir", str(tmp_path)])
     summary = json.loads((tmp_path / "faulty" / "summary.json").read_text())
@@ -46,11 +47,7 @@ def assert_accounted(tmp_path: Path, summary: dict[str, Any], produced: int) -> 
     assert checkpoint.fingerprint(latest.params) == summary["weights_sha256"]
 
 
-SERIAL = {
-    "sequential": ["--mode", "sequential"],
-    "inline": ["--placement", "inline"],
-    "processes": ["--placement", "processes"],
-}
+SERIAL = {place: ["--placement", place] for place in ("inline", "processes")} | {"sequential": ["--mode", "sequential"]}
 SERIALLY = pytest.mark.parametrize("place", SERIAL.values(), ids=SERIAL)
 
 
@@ -64,16 +61,15 @@ SERIALLY = pytest.mark.parametrize("place", SERIAL.values(), ids=SERIAL)
     ],
 )
 def test_an_env_that_fails_once_costs_its_episode_in_serial_modes_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: list[str], name: str, cause: str, text: str
+    tmp_path: Path, capsys: Capture, place: list[str], name: str, cause: str, text: str
 ) -> None:
     world = f"tests.support.worlds:{name}"
     assert cli.main(["train", world, *place, *SMALL, *FAULT, "--runs-dir", str(tmp_path)]) == 0
     output, summary = capsys.readouterr().out, json.loads((tmp_path / "faulty" / "summary.json").read_text())
     assert summary["dropped"].pop(cause) == 1
     assert summary["trained"] == 320
-    assert summary["produced"] == 321 + summary["dropped"].get("stale", 0), (
-        "less than a step of all lanes beside what it cost"
-    )
+    # Less than a step of all lanes is produced beside what it cost.
+    assert summary["produced"] == 321 + summary["dropped"].get("stale", 0)
     (first,) = (line for line in output.splitlines() if line.startswith(f"lane 2 of {world} {text}"))
     assert f"episode 1, seed {FAULTY_SEED}, step 3, last action" in first
     assert output.count("Traceback (most recent call last)") == (name == "Raises")
@@ -95,9 +91,7 @@ def test_serial_modes_learn_the_same_from_an_env_that_fails(tmp_path: Path) -> N
 
 
 @SERIALLY
-def test_a_run_whose_lanes_all_fail_ends_with_the_envs_own_traceback(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], place: list[str]
-) -> None:
+def test_a_run_whose_lanes_all_fail_ends_with_their_traceback(tmp_path: Path, capfd: Capture, place: list[str]) -> None:
     argv = ["train", "tests.support.worlds:Breaks", *place, "--num-envs", "2", "--evals", "0", *BROKEN]
     assert cli.main([*argv, "--steps", "320", "--run", "faulty", "--runs-dir", str(tmp_path)]) == 1
     first, *_, last = capfd.readouterr().err.splitlines()
@@ -118,15 +112,13 @@ def test_a_run_whose_lanes_all_fail_ends_with_the_envs_own_traceback(
     ],
     ids=["hangs", "hangs, ignores SIGTERM", "dies"],
 )
-def test_a_process_that_hangs_or_dies_ends_the_run_in_time(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], world: list[str], what: str
-) -> None:
+def test_a_dead_or_hung_process_ends_a_run_in_time(tmp_path: Path, capfd: Capture, world: list[str], what: str) -> None:
     output, summary = failed_run(tmp_path, capfd, *world, "--placement", "processes", "--step-timeout", "0.5")
     assert f"lane 2 of {world[0]} {what} (episode 1, seed {FAULTY_SEED}, step 3, last action" in output
     assert_accounted(tmp_path, summary, produced=32 + 2 * 4)
 
 
-def test_an_env_that_cannot_start_leaves_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_env_that_cannot_start_leaves_no_run(tmp_path: Path, capfd: Capture) -> None:
     for name in ("Raises", "Dies", "Hangs"):
         argv = [f"tests.support.worlds:{name}", "--env.at", "0", "--placement", "processes"]
         assert cli.main(["train", *argv, "--reset-timeout", "0.5", "--runs-dir", str(tmp_path)]) == 1
@@ -162,9 +154,7 @@ PLACE = r"episode \d+, seed \d+, step \d+, last action [01]"
 
 
 @pytest.mark.parametrize("mode", modes("batch"))
-def test_an_env_that_raises_sometimes_does_not_stop_training(
-    mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_env_that_raises_sometimes_does_not_stop_training(mode: str, tmp_path: Path, capsys: Capture) -> None:
     """Two kinds of error in 1 % of all steps: each is shown once with its traceback, all are counted."""
     argv = ["train", world("Faulty"), "--env.how", "raises variously", "--env.rate", "0.01", *SMALL_ARGV]
     argv += ["--mode", mode, "--workers", "3", "--num-envs", "3", "--log-every", "0.2"]
@@ -224,8 +214,7 @@ def test_a_lane_that_fails_too_often_is_given_up(mode: str, how: str, cause: str
 
 def test_a_worker_whose_only_lane_was_given_up_is_given_up() -> None:
     """In episodes a worker has one lane: it is tried in three processes before the worker is given up."""
-    args = {"how": "nan", "only": 1, "at": 4}
-    with trial(world("Faulty"), "episodes", workers=3, num_envs=3, env_args=args) as on:
+    with trial(world("Faulty"), "episodes", workers=3, num_envs=3, env_args={"how": "nan", "only": 1, "at": 4}) as on:
         on.run(lambda: on.supervisor.given_up == 1)
         on.learn(3)
         # Each process ends at its third failure; the three good rows before it are dropped when it is replaced.

@@ -79,9 +79,7 @@ def test_an_evaluation_that_hangs_does_not_delay_the_end(
 
 @pytest.mark.system
 @pytest.mark.parametrize("mode", ["sequential", *["lockstep"] * LONG])
-def test_an_evaluation_that_hangs_in_the_runs_own_process_ends_the_run(
-    server: Server, mode: str, tmp_path: Path
-) -> None:
+def test_an_evaluation_that_hangs_in_the_runs_own_process_ends_a_run(server: Server, mode: str, tmp_path: Path) -> None:
     """It cannot be interrupted there; what was learned is saved, and the call is named."""
     argv = ["tests.support.worlds:Hangs", "--env.only_seed", str(DURING), "--mode", mode, "--num-envs", "1"]
     argv += ["--steps", "100000000", "--step-timeout", "1", "--evals", "1000000", "--eval-episodes", "2"]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from freewheel.seeding import training_episodes
-from freewheel.transport.workers.roster import WorkerLoss, WorkerSlot
+from freewheel.transport.workers.worker_slots import WorkerLoss, WorkerSlot
 from tests.support.chaos import Trial, every, idle, kill, modes, tokens, trial, used_tokens, world
 from tests.support.places import LONG
 from tests.support.trainers import SEED, wait_until
@@ -64,8 +64,7 @@ def stopped(slot: WorkerSlot[ForkServerProcess]) -> psutil.Process:
 
 @pytest.mark.parametrize(("mode", "waiting"), every((True,), (False,)))
 def test_a_worker_that_was_stopped_is_replaced(mode: str, waiting: bool) -> None:
-    """While it acts; or while all wait for the learner, so that nothing needs the stopped one until the learner continues. Its
-    process is dead, so it cannot continue."""
+    """While it acts; or while all wait for the learner, when nothing needs the stopped one. Its process is dead in the end."""
     with trial(world("Certified"), mode, workers=4, num_envs=4, **LIMITS) as on:
         on.wait_for_workers()
         if waiting:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -24,6 +24,7 @@ from tests.support.hostile import CANARY, CHECKPOINTS, CODE, CONFIGS, MODULES, P
 from tests.support.places import LONG
 from tests.support.runs import good_run, train
 
+Capture: TypeAlias = pytest.CaptureFixture[str]
 ALL = {**CONFIGS, **CODE, **CHECKPOINTS, **MODULES}
 UNUSED = ("policy: layout", "policy: no version", "policy: version")  # by a run that begins with the weights
 FOREIGN = re.compile(r"Traceback|Error:|Exception|KeyError|object is not|unexpected keyword")
@@ -50,9 +51,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("payload", None)
 
 
-def outcome(argv: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    code = cli.main(argv)
-    return code, capfd.readouterr().err
+def outcome(argv: list[str], capfd: Capture) -> tuple[int, str]:
+    return cli.main(argv), capfd.readouterr().err
 
 
 def assert_one_line(code: int, text: str) -> None:
@@ -66,7 +66,7 @@ def assert_one_line(code: int, text: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_hostile_run_directory_is_refused_in_one_line(
-    name: str, good: Path, here: Path, cost: EnvCost, capfd: pytest.CaptureFixture[str]
+    name: str, good: Path, here: Path, cost: EnvCost, capfd: Capture
 ) -> None:
     run = here / "runs" / "one"
     shutil.copytree(good, run, symlinks=True)
@@ -97,7 +97,7 @@ def _begin_with(run: Path, cost: EnvCost) -> None:
     arrange(config, cost, name_run(config), "cpu")
 
 
-def test_the_good_one_is_played(good: Path, here: Path, cost: EnvCost, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_good_one_is_played(good: Path, here: Path, cost: EnvCost, capfd: Capture) -> None:
     shutil.copytree(good, here / "runs" / "one", symlinks=True)
     assert outcome(["eval", "one", "--episodes", "1"], capfd) == (0, "")
     assert freewheel.load(here / "runs" / "one").env == "CartPole-v1"
@@ -105,9 +105,7 @@ def test_the_good_one_is_played(good: Path, here: Path, cost: EnvCost, capfd: py
 
 
 @pytest.mark.parametrize("name", [*CODE, *MODULES])
-def test_code_is_refused_by_its_name_and_os_system_even_with_consent(
-    name: str, good: Path, here: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_code_is_refused_by_its_name_and_os_system_always(name: str, good: Path, here: Path, capfd: Capture) -> None:
     run = here / "runs" / "one"
     shutil.copytree(good, run, symlinks=True)
     ALL[name](run)
@@ -134,7 +132,7 @@ CONFIG_PAYLOADS: Mapping[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CONFIG_PAYLOADS)
 @pytest.mark.parametrize("more", [["--dry-run"], [], ["--seeds", "1..2", "--dry-run"]])
-def test_a_config_file_is_data_too(name: str, more: list[str], here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_config_file_is_data_too(name: str, more: list[str], here: Path, capfd: Capture) -> None:
     (here / "c.json").write_text(json.dumps(CONFIG_PAYLOADS[name] | {"steps": 10}))
     assert_one_line(*outcome(["train", "--config", "c.json", *more], capfd))
     assert sorted(path.name for path in here.iterdir()) == ["c.json", "payload.py"]
@@ -143,7 +141,7 @@ def test_a_config_file_is_data_too(name: str, more: list[str], here: Path, capfd
             freewheel.train("CartPole-v1", config="c.json", quiet=True)
 
 
-def test_a_config_can_be_looked_at_without_consent(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_config_can_be_looked_at_without_consent(here: Path, capfd: Capture) -> None:
     (here / "c.json").write_text('{"env": "payload:World", "steps": 10}')
     assert outcome(["train", "--config", "c.json", "--print-config"], capfd) == (0, "")
     assert not (here / CANARY).exists()
@@ -151,9 +149,8 @@ def test_a_config_can_be_looked_at_without_consent(here: Path, capfd: pytest.Cap
 
 def test_what_is_typed_is_consent_and_replaces_what_a_file_names(here: Path) -> None:
     (here / "c.json").write_text('{"env": "payload:World", "hooks": ["payload:Listener"], "steps": 10}')
-    with pytest.raises(
-        ConsentError, match=r"c\.json names code .*, hooks 'payload:Listener', and it was not written by you"
-    ):
+    told = r"c\.json names code .*, hooks 'payload:Listener', and it was not written by you"
+    with pytest.raises(ConsentError, match=told):
         from_argv(["CartPole-v1", "--config", "c.json"])
     assert from_argv(["CartPole-v1", "--config", "c.json", "--hooks", "mine:Hook"]).run.hooks == ("mine:Hook",)
     assert from_argv(["--config", "c.json"], trust=True).env.label == "payload:World"
@@ -170,8 +167,7 @@ def test_a_file_that_a_config_names_is_held_to_the_same(here: Path) -> None:
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with code of the user's: the environment and the network."""
     network = {"module": "tests.support.custom_module:Shared"}
-    runs = tmp_path_factory.mktemp("runs")
-    return train(runs, run="own", steps=64, evals=0, mode="sequential", policy=network).path
+    return train(tmp_path_factory.mktemp("runs"), run="own", steps=64, evals=0, mode="sequential", policy=network).path
 
 
 def test_a_run_that_was_made_here_needs_no_consent_wherever_it_lies(own: Path, tmp_path: Path) -> None:
@@ -180,13 +176,11 @@ def test_a_run_that_was_made_here_needs_no_consent_wherever_it_lies(own: Path, t
     assert freewheel.load(tmp_path / "moved", "latest").spec.module
 
 
-def test_a_run_of_another_user_or_machine_needs_consent(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from freewheel.files import origin
+def test_runs_of_another_user_or_host_need_consent(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from freewheel.files import signatures
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
-    monkeypatch.setattr(origin, "_own_key", lambda: b"?" * 32)
+    monkeypatch.setattr(signatures, "_own_key", lambda: b"?" * 32)
     with pytest.raises(ConsentError, match=r"config\.json names code .*env 'tests\.support\.worlds:Identity'"):
         freewheel.score(own, episodes=1, which="latest")
     with pytest.raises(ConsentError, match=r"policy\.json names code .*policy\.module"):

@@ -13,7 +13,7 @@ import pytest
 
 from freewheel.cli import main as cli
 from freewheel.errors import EnvError, printable
-from freewheel.files.output import complain
+from freewheel.files.stdout import complain
 from freewheel.run.planning import print_line
 from freewheel_watch.tui import TerminalView
 from tests.support.runs import good_run
@@ -110,8 +110,7 @@ def test_messages_and_errors_of_environments_are_shown_as_they_are_written(capsy
     shown = capsys.readouterr()
     assert harmless(shown.out + shown.err)
     assert shown.out.count("\\x1b[31m") == 2
-    sink = ConsoleSink("title", _budget())
-    sink.note(EVIL)
+    ConsoleSink("title", _budget()).note(EVIL)
     text = capsys.readouterr().out
     assert harmless(text)
     assert "[bold][/red]" in text

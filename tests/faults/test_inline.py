@@ -81,9 +81,7 @@ def test_a_step_that_does_not_return_ends_the_run_in_time_and_is_named(
 @pytest.mark.parametrize(
     ("call", "seconds", "where"), [("reset", "0.7", "in reset"), *[("construct", "4", "in its constructor")] * LONG]
 )
-def test_resets_and_constructors_have_limits_of_their_own(
-    server: Server, tmp_path: Path, call: str, seconds: str, where: str
-) -> None:
+def test_reset_and_constructor_have_limits(server: Server, tmp_path: Path, call: str, seconds: str, where: str) -> None:
     limit = f"--{call}-timeout"
     with server.command(tmp_path, *argv("stubborn", "--env.call", call, "--env.at", "3", limit, seconds)) as command:
         assert command.wait(LIMIT) == 1
@@ -101,9 +99,7 @@ def test_an_evaluation_in_the_runs_own_process_has_the_same_limits(server: Serve
 
 @pytest.mark.parametrize("how", HANGS)
 @pytest.mark.parametrize("number", SIGNALS if LONG else [signal.SIGTERM])
-def test_a_signal_ends_a_run_whose_env_does_not_return(
-    server: Server, tmp_path: Path, how: str, number: signal.Signals
-) -> None:
+def test_a_signal_ends_a_run_whose_env_hangs(server: Server, tmp_path: Path, how: str, number: signal.Signals) -> None:
     with server.command(tmp_path, *argv(how)) as command:
         stuck(command)
         os.kill(command.pid, number)
@@ -151,9 +147,7 @@ def test_a_signal_ends_the_run_in_every_phase(server: Server, tmp_path: Path, ph
     ],
 )
 @pytest.mark.parametrize("call", ["step", *["construct", "reset"] * LONG])
-def test_an_env_cannot_end_the_run_without_a_word(
-    server: Server, tmp_path: Path, how: str, told: str, call: str
-) -> None:
+def test_an_env_cannot_end_a_run_without_a_word(server: Server, tmp_path: Path, how: str, told: str, call: str) -> None:
     with server.command(tmp_path, *argv(how, "--env.call", call, "--env.at", "3")) as command:
         assert command.wait(LIMIT) == 1
     summary = summary_of(tmp_path)

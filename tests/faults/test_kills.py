@@ -55,8 +55,7 @@ def test_many_kills_lose_and_repeat_no_row(mode: str, options: dict[str, Any]) -
         assert on.dropped.keys() <= expected[mode]
         assert on.dropped or not on.audit.gaps  # there is a gap only where a row was dropped
         if LONG:
-            late = [lost[one.worker, one.incarnation].seen - one.at for one in killer.kills]
-            assert np.quantile(late, 0.99) < 0.1
+            assert np.quantile([lost[one.worker, one.incarnation].seen - one.at for one in killer.kills], 0.99) < 0.1
             assert rows > 0.7 * undisturbed
             assert on.longest_wait < 2.0
 
@@ -97,9 +96,7 @@ def test_workers_are_replaced_if_the_forkserver_dies(mode: str) -> None:
         ("exits", "ended (exit code 7) in step"),
     ),
 )
-def test_an_env_that_ends_its_process_is_reported_and_replaced(
-    mode: str, how: str, reason: str, tmp_path: Path
-) -> None:
+def test_an_env_that_ends_its_process_is_told_and_replaced(mode: str, how: str, reason: str, tmp_path: Path) -> None:
     """It ends its process twice."""
     args = {"how": how, "only": 1, "at": 4, "folder": tokens(tmp_path, 2)}
     with trial(world("Faulty"), mode, workers=3, num_envs=3, env_args=args) as on:
@@ -113,9 +110,8 @@ def test_an_env_that_ends_its_process_is_reported_and_replaced(
 def test_an_episode_that_kills_its_worker_is_skipped(mode: str, at: int) -> None:
     """In mode episodes it is played once more; then it is skipped."""
     deadly = next(seed for number in count() if (seed := tree(SEED, "env", 1, number)) % 20 > 12)
-    with trial(
-        world("Faulty"), mode, workers=3, num_envs=3, env_args={"how": "exits", "at": at, "in_seed": deadly}
-    ) as on:
+    args = {"how": "exits", "at": at, "in_seed": deadly}
+    with trial(world("Faulty"), mode, workers=3, num_envs=3, env_args=args) as on:
         deaths = 2 if mode == "episodes" else 1
         on.run(lambda: len(on.supervisor.losses) == deaths)
         on.learn(10)
@@ -158,9 +154,8 @@ def test_a_worker_that_ran_out_of_memory_is_reported_and_replaced(mode: str, at:
         on.run(lambda: bool(on.supervisor.losses))
         (loss,) = on.supervisor.losses
         assert (loss.worker, loss.given_up) == (1, False)
-        found = re.search(
-            r"^worker 1 ended \(exit code 1\) and is replaced\nout of memory, peak (\d+) MB$", str(loss), re.M
-        )
+        told = r"^worker 1 ended \(exit code 1\) and is replaced\nout of memory, peak (\d+) MB$"
+        found = re.search(told, str(loss), re.M)
         assert found is not None, str(loss)
         assert 64 < int(found[1]) < 1024
         on.run(lambda: on.audit.incarnations().get(1) == 1)
@@ -170,10 +165,8 @@ def test_a_worker_that_ran_out_of_memory_is_reported_and_replaced(mode: str, at:
 
 def test_a_worker_that_was_killed_may_have_been_out_of_memory() -> None:
     """The kernel sends SIGKILL in that case."""
-    with trial(
-        world("Faulty"), "continuous", workers=2, num_envs=2, env_args={"how": "is killed", "only": 0, "at": 15}
-    ) as on:
+    args = {"how": "is killed", "only": 0, "at": 15}
+    with trial(world("Faulty"), "continuous", workers=2, num_envs=2, env_args=args) as on:
         on.run(lambda: len(on.supervisor.losses) > 0)
-        assert re.fullmatch(
-            r"was killed \(SIGKILL; out of memory\? its peak was \d+ MB\)", on.supervisor.losses[0].reason
-        )
+        told = r"was killed \(SIGKILL; out of memory\? its peak was \d+ MB\)"
+        assert re.fullmatch(told, on.supervisor.losses[0].reason)

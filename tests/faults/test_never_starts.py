@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -13,14 +13,13 @@ from freewheel.cli import main as cli
 from tests.support.chaos import every, tokens, used_tokens, world
 from tests.support.trainers import SMALL_ARGV
 
+Capture: TypeAlias = pytest.CaptureFixture[str]
 WORKERS = 3
 MANY = 100  # tokens: more than will be used
 STEPS = 4_000  # of which the others have some left when a worker has been tried for the last time
 
 
-def train(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, *argv: str, steps: int = 400
-) -> tuple[int, str]:
+def train(tmp_path: Path, capfd: Capture, mode: str, *argv: str, steps: int = 400) -> tuple[int, str]:
     """The exit code of a training, and its error output."""
     options = ["--mode", mode, "--workers", str(WORKERS), "--num-envs", str(WORKERS), "--steps", str(steps)]
     code = cli.main(["train", *argv, *options, *SMALL_ARGV, "--runs-dir", str(tmp_path / "runs"), "--run", "x"])
@@ -40,9 +39,7 @@ def summary(tmp_path: Path) -> dict[str, Any]:
         ("Dies", "tests.support.worlds:Dies was killed (SIGKILL) in reset() with seed 0"),
     ),
 )
-def test_an_env_that_cannot_be_built_starts_nothing(
-    mode: str, name: str, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unbuildable_env_starts_nothing(mode: str, name: str, what: str, tmp_path: Path, capfd: Capture) -> None:
     """It is surveyed in a separate process first."""
     code, output = train(tmp_path, capfd, mode, f"tests.support.worlds:{name}", "--env.at", "0")
     assert (code, output.startswith(f"freewheel: {what}")) == (1, True), output
@@ -61,11 +58,8 @@ HANGS = f"it did not return within 1.5 s from its constructor (lane {{}} of {FAU
         pytest.param("episodes", "hangs", HANGS, marks=pytest.mark.system),
     ],
 )
-def test_an_env_that_no_worker_can_build_fails_soon(
-    mode: str, how: str, what: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tokens(tmp_path / "faults", MANY)
-    argv = [world("Faulty"), "--env.how", how, "--env.at", "-1", "--env.folder", folder]
+def test_an_env_no_worker_can_build_fails_soon(mode: str, how: str, what: str, tmp_path: Path, capfd: Capture) -> None:
+    argv = [world("Faulty"), "--env.how", how, "--env.at", "-1", "--env.folder", tokens(tmp_path / "faults", MANY)]
     timeout = ["--construct-timeout", "1.5"] if how == "hangs" else []
     code, output = train(tmp_path, capfd, mode, *argv, *timeout)
     assert code == summary(tmp_path)["exit_code"] == 1
@@ -82,7 +76,7 @@ def test_an_env_that_no_worker_can_build_fails_soon(
     every(("raises", "5", "raised ValueError: boom (episode"), ("nan", "3", "gave an observation that is not finite")),
 )
 def test_if_every_lane_was_given_up_the_run_fails_with_the_error_of_the_env(
-    mode: str, how: str, at: str, error: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    mode: str, how: str, at: str, error: str, tmp_path: Path, capfd: Capture
 ) -> None:
     """After any number of steps."""
     code, output = train(tmp_path, capfd, mode, world("Faulty"), "--env.how", how, "--env.at", at, steps=10**6)
@@ -101,8 +95,8 @@ def test_if_every_lane_was_given_up_the_run_fails_with_the_error_of_the_env(
         pytest.param("episodes", "nan", "4", marks=pytest.mark.system),
     ],
 )
-def test_training_finishes_without_workers_that_were_given_up(
-    mode: str, how: str, at: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_training_finishes_without_the_lost_workers(
+    mode: str, how: str, at: str, tmp_path: Path, capfd: Capture
 ) -> None:
     argv = [world("Faulty"), "--env.how", how, "--env.at", at, "--env.only", "1"]
     code, output = train(tmp_path, capfd, mode, *argv, steps=STEPS)

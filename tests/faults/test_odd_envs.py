@@ -47,8 +47,7 @@ def assert_report(report: str, text: str) -> None:
 def test_workers_go_on_and_report_it_once(how: str, spec: EnvSpec) -> None:
     """It happens in every third episode or so: one row each is lost."""
     cause = "shape" if how.startswith("terminated") else "env_error"
-    args = {"how": how, "every": 3}
-    with collecting(WORLD, spec, mode="continuous", workers=2, num_envs=2, env_args=args) as on:
+    with collecting(WORLD, spec, mode="continuous", workers=2, num_envs=2, env_args={"how": how, "every": 3}) as on:
         on.until(lambda: on.collector.rows().dropped.get(cause, 0) >= 2 and STEPS[how] in shown(on.messages))
     assert on.collector.summary()["worker_restarts"] == 0
     reports = [message for message in on.messages if message.startswith("lane ")]

@@ -28,8 +28,8 @@ from freewheel.loop import loop
 from freewheel.metrics.meter import Meter
 from freewheel.policies.numpy_actor import make_actor
 from freewheel.policies.spec import FlatParams, PolicyConfig, full_layout
+from freewheel.rollout.call_state import CALL, RESET
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
-from freewheel.rollout.whereabouts import CALL, RESET
 from freewheel.run.checkpoints.checkpoint import LEARNER
 from freewheel.run.saved import open_run
 from freewheel.run.stopping.stop import Interrupted, Stop
@@ -81,8 +81,7 @@ def test_full_queues_do_not_delay_the_end(mode: str) -> None:
     for number in range(TIMES):
         with trial(world("Certified"), mode, workers=4, num_envs=4, env_args={"seconds": 0.0}) as on:
             on.publish()
-            ready = idle if number % 2 else has_begun
-            wait_until(partial(ready, on))
+            wait_until(partial(idle if number % 2 else has_begun, on))
             children = on.processes()
         assert len(children) == 4
         assert not any(child.is_running() for child in children)
@@ -303,8 +302,7 @@ def interrupted_at(line: int, where: Sequence[str]) -> Iterator[list[int]]:
 def test_a_signal_at_any_line_loses_no_row(step: int) -> None:
     """From the first reset to the second update, at every line, or some, of the modules that count rows."""
     world = GymConfig(id="tests.support.worlds:Counter")
-    probe = world.make(range(2))
-    policy = PolicyConfig(hidden=(2,)).resolve(probe.spec)
+    policy = PolicyConfig(hidden=(2,)).resolve(world.make(range(2)).spec)
     snapshot = Snapshot(0, FlatParams(full_layout(policy)).views)
 
     def run_until(line: int) -> tuple[bool, int, RowCounts]:
@@ -312,14 +310,10 @@ def test_a_signal_at_any_line_loses_no_row(step: int) -> None:
         stop.begin()
         env = wrapped(world.make(range(2)), stop.guard(CALL), stop.guard(RESET), stop)
         factory = RunnerFactory(lambda lanes, processes=False, fault_tolerant=False: env, make_actor(policy), 0)
-        collector, learner = (
-            SequentialConfig(2).build(factory, CollectSpec(env=env.spec, batch=BatchSpec(2, env.spec.lanes))),
-            Counting(snapshot),
-        )
-        with (
-            stop.listening(),
-            interrupted_at(line, ["rollout/runner.py", "collect/serial.py", "freewheel/loop.py"]) as seen,
-        ):
+        spec = CollectSpec(env=env.spec, batch=BatchSpec(2, env.spec.lanes))
+        collector, learner = SequentialConfig(2).build(factory, spec), Counting(snapshot)
+        counting = ["rollout/runner.py", "collect/serial.py", "freewheel/loop.py"]
+        with stop.listening(), interrupted_at(line, counting) as seen:
             try:
                 for tick in loop(collector, learner, Meter(1)):
                     if tick.version == 2:

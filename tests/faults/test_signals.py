@@ -78,10 +78,8 @@ def test_nothing_outlives_a_trainer_that_is_killed_at_any_time(server: Server, t
     """All modes at once; where envs have processes they have started others, one of them in a session of its own."""
     rng = random.Random(trial)
     with ExitStack() as stack:
-        commands = {
-            mode: started(server, stack, tmp_path / mode, *argv("tests.support.stuck:Parent", mode, *EVALS))
-            for mode in MODES
-        }
+        words = {mode: argv("tests.support.stuck:Parent", mode, *EVALS) for mode in MODES}
+        commands = {mode: started(server, stack, tmp_path / mode, *words[mode]) for mode in MODES}
         if LONG:
             time.sleep(rng.uniform(0.0, 2 * LATEST))
         else:
@@ -89,8 +87,7 @@ def test_nothing_outlives_a_trainer_that_is_killed_at_any_time(server: Server, t
         for mode, command in commands.items():
             before = relatives(command.pid)
             pids = [int(path.name) for path in (tmp_path / mode).glob("started/*")]
-            workers = "--workers" in MODES[mode]
-            apart = [psutil.Process(pid) for pid in pids if workers and psutil.pid_exists(pid)]
+            apart = [psutil.Process(pid) for pid in pids if "--workers" in MODES[mode] and psutil.pid_exists(pid)]
             os.kill(command.pid, signal.SIGKILL)
             assert command.wait(LIMIT) == -signal.SIGKILL
             inline = [child for child in before if child in apart or child.pid not in pids]

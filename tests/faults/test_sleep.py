@@ -82,9 +82,7 @@ def stopped_runs(server: Server, tmp_path_factory: pytest.TempPathFactory) -> di
 
 @pytest.mark.timeout(240)  # for all of them, on a busy machine
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_was_stopped_twice_ends_as_if_nothing_had_been(
-    kind: str, stopped_runs: dict[str, Future[Ended]]
-) -> None:
+def test_a_run_stopped_twice_ends_as_if_nothing_had_been(kind: str, stopped_runs: dict[str, Future[Ended]]) -> None:
     """As a whole with evaluations under way, and then the trainer alone."""
     ended = stopped_runs[kind].result()
     assert (ended.code, ended.summary["ended"]) == (0, "steps"), ended.output
@@ -92,9 +90,8 @@ def test_a_run_that_was_stopped_twice_ends_as_if_nothing_had_been(
     assert ended.summary["dropped"].keys() <= {"shutdown", "stale"}
     assert ended.summary["best_eval"] is not None
     assert ended.output.count("the machine or this run was stopped for ") == 2, ended.output
-    assert not any(
-        told in ended.output for told in ("is slow", "did not answer", "did not return", "no evaluation", "no closing")
-    ), ended.output
+    troubles = ("is slow", "did not answer", "did not return", "no evaluation", "no closing")
+    assert not any(told in ended.output for told in troubles), ended.output
     assert all(row["steps_per_s"] is None or row["steps_per_s"] >= 0.0 for row in ended.rows)
     assert not re.search(r"eta +-|eta +\d+:\d+:\d+", ended.output), "no hour more or less"
     slept = [row["slept_s"] for row in ended.rows]

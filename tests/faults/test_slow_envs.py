@@ -107,7 +107,6 @@ def test_only_the_slow_worker_is_reported(mode: str) -> None:
 @pytest.mark.parametrize("mode", modes("continuous") if LONG else ["continuous"])
 def test_no_worker_is_reported_if_all_are_equally_slow(mode: str) -> None:
     """Even if a fragment takes longer than the window over which steps are averaged."""
-    args = {"seconds": 0.4 if LONG else 0.03}
-    with trial(world("Certified"), mode, workers=6, num_envs=6, env_args=args) as on:
+    with trial(world("Certified"), mode, workers=6, num_envs=6, env_args={"seconds": 0.4 if LONG else 0.03}) as on:
         on.learn(2, limit=120.0)
         assert on.messages == []

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import pytest
 
-from freewheel.files.output import LossyStream
+from freewheel.files.stdout import LossyStream
 from tests.support.places import ROOT
 from tests.support.runs import IDENTITY
 
@@ -103,9 +103,7 @@ def test_a_signal_while_modules_are_imported_is_quiet(tmp_path: Path, module: st
         (signal.SIGHUP, "step", 60),
     ],
 )
-def test_a_signal_while_lockstep_starts_is_quiet(
-    tmp_path: Path, number: signal.Signals, method: str, count: int
-) -> None:
+def test_a_signal_as_lockstep_starts_is_quiet(tmp_path: Path, number: signal.Signals, method: str, count: int) -> None:
     """It leaves either no run or a whole one; processes that stay are found by the fixture of all tests."""
     (tmp_path / "presses.py").write_text(WORLD)
     argv = ["presses:Env", "--placement", "processes", "--num-envs", "3", "--steps", "1000000000", "--evals", "0"]
@@ -134,9 +132,8 @@ def trained(tmp_path: Path) -> Train:
     def train(options: str, redirected: str) -> subprocess.CompletedProcess[str]:
         script = f"{sys.executable} -m freewheel train {options} {redirected}; exit ${{PIPESTATUS[0]}}"
         env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}  # buffers fail a second time at the end
-        return subprocess.run(
-            ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=55, check=False
-        )
+        command = ["bash", "-c", script]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=55, check=False)
 
     return train
 
@@ -178,8 +175,7 @@ def test_an_environment_that_prints_to_nobody_does_not_fail(tmp_path: Path, trai
     (tmp_path / "loud.py").write_text(LOUD)
     ended = trained(f"{SMALL.replace(IDENTITY, './loud.py:Loud')} --mode {mode}", "| head -1")
     assert (ended.returncode, ended.stderr) == (0, "")
-    summary = json.loads((tmp_path / "runs" / "it" / "summary.json").read_text())
-    assert set(summary["dropped"]) <= {"shutdown"}
+    assert set(json.loads((tmp_path / "runs" / "it" / "summary.json").read_text())["dropped"]) <= {"shutdown"}
 
 
 def test_output_passes_everything_on_while_it_works(tmp_path: Path) -> None:

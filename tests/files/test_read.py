@@ -58,9 +58,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
         read.content(tmp_path / "secret", 10)
 
 
-def test_a_file_larger_than_the_free_memory_is_not_opened_for_reading(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_larger_than_the_free_memory_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read, "free_memory", lambda: 23 << 30)
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(40 << 30)
@@ -192,9 +190,8 @@ def test_arrays_are_those_that_were_saved(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == array.dtype
     (tmp_path / "w").write_bytes(data)
-    assert {name: one.shape for name, one in read.header(tmp_path / "w").items()} == {
-        name: array.shape for name, array in ARRAYS.items()
-    }
+    shapes = {name: array.shape for name, array in ARRAYS.items()}
+    assert {name: one.shape for name, one in read.header(tmp_path / "w").items()} == shapes
 
 
 def test_reading_needs_no_more_than_twice_the_file(tmp_path: Path) -> None:
@@ -230,8 +227,7 @@ def test_fuzzed_headers_are_read_as_before_or_refused() -> None:
             else:
                 data[at:at] = bytes(rng.choices(b'0123456789[]{}",:-eNaN\\u', k=rng.randint(1, 6)))
         try:
-            found = read.parse_arrays(bytes(data), "w")
-            assert sum(array.nbytes for array in found.values()) <= len(data)
+            assert sum(array.nbytes for array in read.parse_arrays(bytes(data), "w").values()) <= len(data)
             outcomes["read"] += 1
         except FileError as error:
             one_line(error, "w")

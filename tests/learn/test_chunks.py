@@ -18,10 +18,9 @@ from tests.support.model_story import SPEC, mbpo_for
 def test_chunks_of_any_shapes_come_back_as_they_were(device: str | None) -> None:
     snapshot = mbpo_for().snapshot()
     first = sign(play(SPEC, snapshot, (5, 2), gaps=True), version=3, lane0=4, worker=2, incarnation=1, sequence=7)
-    second = sign(play(SPEC, snapshot, (1, 3), seed=1), version=4, lane0=0, worker=0)
     chunks = [
         replace(first, state=np.arange(6, dtype=np.float32).reshape(2, 3)),
-        replace(second, state=np.ones((3, 3))),
+        replace(sign(play(SPEC, snapshot, (1, 3), seed=1), version=4, lane0=0, worker=0), state=np.ones((3, 3))),
     ]
     chunks[1] = replace(chunks[1], state=chunks[1].state.astype(np.float32))
     found = from_arrays(to_arrays(chunks), device)

@@ -62,8 +62,7 @@ def by_lane(rows: NDArray, workers: int) -> NDArray:
 
 def assert_true(rows: NDArray, workers: int, *, has_final_obs: bool) -> None:
     """Every stored row is the one that the world makes of the actions."""
-    reported = by_lane(rows, workers)
-    obs, action, told_scalars, next_obs = np.split(reported, np.cumsum([5, 1, 3]), axis=-1)
+    obs, action, told_scalars, next_obs = np.split(by_lane(rows, workers), np.cumsum([5, 1, 3]), axis=-1)
     reward, terminated, known = np.moveaxis(told_scalars, -1, 0)
     wanted = expected_rows(action, has_final_obs=has_final_obs).data
     over = wanted.terminated | wanted.truncated

@@ -35,9 +35,7 @@ def as_kind(rows: NDArray, device: str | None) -> Any:
     dtype=st.sampled_from(["float32", "float64", "uint8"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_mean_and_variance_do_not_depend_on_the_grouping(
-    device: str | None, sizes: list[int], offset: float, dtype: str, seed: int
-) -> None:
+def test_grouping_changes_no_moment(device: str | None, sizes: list[int], offset: float, dtype: str, seed: int) -> None:
     rows = np.random.default_rng(seed).normal(offset if dtype != "uint8" else 100, 10, (sum(sizes), 3)).astype(dtype)
     moments: RunningMoments[Any] = RunningMoments(3, device=device)
     for part in np.split(rows, np.cumsum(sizes)[:-1]):
@@ -52,8 +50,7 @@ def test_mean_and_variance_do_not_depend_on_the_grouping(
 @KINDS
 def test_they_go_on_from_the_statistics_among_weights(device: str | None) -> None:
     """As if the rows behind these had been added here, but for the rounding of weights to float32; constant columns too."""
-    rng = np.random.default_rng(1)
-    before, after = rng.normal(5, 3, (2, 40, 3))
+    before, after = np.random.default_rng(1).normal(5, 3, (2, 40, 3))
     before[:, 2] = after[:, 2] = 4.0
     one: RunningMoments = RunningMoments(3)
     one.add(before)
@@ -136,9 +133,7 @@ def slow(data: Transitions) -> list[float]:
 
 @KINDS
 @given(steps=st.integers(1, 12), lanes=st.integers(1, 3), seed=st.integers(0, 2**32 - 1), data=st.data())
-def test_returns_are_followed_across_chunks(
-    device: str | None, steps: int, lanes: int, seed: int, data: st.DataObject
-) -> None:
+def test_returns_span_chunks(device: str | None, steps: int, lanes: int, seed: int, data: st.DataObject) -> None:
     rows = rewards(steps, lanes, seed)
     cuts = sorted(data.draw(st.sets(st.integers(1, steps)))) if steps > 1 else []
     scale: ReturnScale[Any] = ReturnScale(5, GAMMA, device=device)
@@ -173,8 +168,7 @@ def test_before_anything_was_seen_rewards_are_left_alone() -> None:
 
 def gradients(count: int, size: int = 40) -> torch.Tensor:
     """Of all sizes, from rounding errors to explosions."""
-    rng = torch.Generator().manual_seed(0)
-    return torch.randn(count, size, generator=rng) * torch.logspace(-8, 3, size)
+    return torch.randn(count, size, generator=torch.Generator().manual_seed(0)) * torch.logspace(-8, 3, size)
 
 
 def test_fifty_steps_are_those_of_torch() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from freewheel.transport.learners.place import open_store
+from freewheel.transport.learners.rank import open_store
 from tests.support.gloo_learner import LIMIT, what_becomes
 from tests.support.places import ROOT
 

@@ -75,9 +75,7 @@ def row(meter: Meter) -> dict[str, object]:
     return meter.row(ROWS, {}, None)
 
 
-def test_the_speed_is_that_of_the_environments_and_not_of_the_fragments_they_hand_over(
-    meter: Meter, clock: Clock
-) -> None:
+def test_the_speed_is_that_of_the_environments_and_not_of_fragments_they_hand_over(meter: Meter, clock: Clock) -> None:
     speeds = []
     for seconds, produced in ((0, 0), (2, 100), (2, 200), (2, 320), (2, 500), (2, 720), (10, 740), (10, 740)):
         clock.pass_by(seconds)
@@ -116,9 +114,7 @@ def test_rates_are_over_the_wall_time(meter: Meter, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("ended", "shown"), [(3, 3), (10, 10), (99, 10), (250, 25), (1000, 100), (5000, 100)])
-def test_returns_and_lengths_are_means_over_the_newest_tenth_of_the_episodes(
-    meter: Meter, ended: int, shown: int
-) -> None:
+def test_returns_and_lengths_are_means_over_the_newest_tenth_of_episodes(meter: Meter, ended: int, shown: int) -> None:
     meter.take(tick(chunk(1, *[(float(k), 2 * k) for k in range(ended)])))
     first = row(meter)
     assert first["return_episodes"] == meter.totals()["return_episodes"] == shown
@@ -140,9 +136,8 @@ def test_the_newest_value_is_repeated_where_a_metric_is_a_total(meter: Meter) ->
     meter.take(tick(metrics={"real_data": 64, "model/version": torch.tensor(1.0)}))
     meter.take(tick(metrics={"real_data": 128, "model/version": torch.tensor(2.0)}))
     for _ in range(2):
-        assert json.dumps({name: row(meter)[name] for name in ("real_data", "model/version")}) == (
-            '{"real_data": 128, "model/version": 2.0}'
-        )
+        shown = {name: row(meter)[name] for name in ("real_data", "model/version")}
+        assert json.dumps(shown) == '{"real_data": 128, "model/version": 2.0}'
     totals = meter.totals()
     assert (totals["real_data"], "model/version" in totals) == (128, False)
 
@@ -304,9 +299,7 @@ nanoseconds = st.lists(st.lists(st.integers(0, 10**15), min_size=10, max_size=10
 
 
 @given(spans=nested, spent=nanoseconds, workers=st.integers(0, 64))
-def test_shares_always_add_to_one(
-    spans: Sequence[tuple[int, str, float]], spent: Sequence[Sequence[int]], workers: int
-) -> None:
+def test_shares_always_add_to_one(spans: list[tuple[int, str, float]], spent: list[list[int]], workers: int) -> None:
     clock = Clock()
     meter = Meter(workers, now=clock)
     for ns in spent:
@@ -489,9 +482,7 @@ def test_the_state_of_a_meter_keeps_numbers_that_json_does_not_have(meter: Meter
     assert json.dumps(again.state()) == json.dumps(state)
 
 
-def test_the_load_of_the_processors_is_counted_from_the_restart_on(
-    monkeypatch: pytest.MonkeyPatch, meter: Meter, clock: Clock
-) -> None:
+def test_cpu_util_is_counted_from_the_restart_on(monkeypatch: pytest.MonkeyPatch, meter: Meter, clock: Clock) -> None:
     clock.pass_by(10.0)
     state = meter.state()
     monkeypatch.setattr(meter_module, "usage", lambda: Usage(clock.seconds, 0.0, 0.0))

@@ -18,11 +18,8 @@ from tests.support.runs import IDENTITY, rows_of, train
 METRICS = [metric for group in GROUPS.values() for metric in group]
 REPLAY = {"learning_starts": 32, "batch": 16, "updates_per_row": 2}
 MODEL = {"members": 2, "elites": 1, "model_hidden": [8], "model_every": 32, "model_batch": 16, "max_epochs": 2}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "ppo": {"ppo": {"epochs": 1, "minibatch": 16}},
-    "sac": {"sac": REPLAY},
-    "mbpo": {"mbpo": REPLAY | MODEL},
-}
+ALGORITHMS = {"ppo": {"epochs": 1, "minibatch": 16}, "sac": REPLAY, "mbpo": REPLAY | MODEL}
+OPTIONS: dict[str, dict[str, Any]] = {algo: {algo: options} for algo, options in ALGORITHMS.items()}
 
 
 def test_no_name_is_described_twice() -> None:
@@ -52,8 +49,7 @@ def test_a_run_reports_no_other(tmp_path: Path, algo: str, mode: str) -> None:
     assert {"measure/count", "eval/count", "memory/workers_mb"} <= reported
     for row in rows:
         assert 0.0 <= row["buffer_util"] <= 1.0
-        learner = [row[key] for key in row if key.startswith("time/learner_")]
-        assert math.fsum(learner) == pytest.approx(1.0)
+        assert math.fsum([row[key] for key in row if key.startswith("time/learner_")]) == pytest.approx(1.0)
 
 
 def test_a_buffer_of_episodes_is_never_more_than_full(tmp_path: Path) -> None:

@@ -140,9 +140,8 @@ def test_a_gpu_that_waits_for_rows_says_so() -> None:
     assert one("gpu_util", ROW | {"gpu_util": 0.95}, there).state == "good"
     waits = one("gpu_util", ROW | {"gpu_util": 0.2, "time/learner_wait_data": 0.6}, there)
     assert waits.reason == "the environments are the limit: the learner waits for rows 60 % of the time"
-    assert one("gpu_util", ROW | {"gpu_util": 0.2}, there).reason.startswith(
-        "the GPU is faster than this work needs: larger"
-    )
+    found = one("gpu_util", ROW | {"gpu_util": 0.2}, there)
+    assert found.reason.startswith("the GPU is faster than this work needs: larger")
 
 
 @given(

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from freewheel.metrics.workers import own_environments
-from freewheel.rollout import whereabouts as at
-from freewheel.rollout.whereabouts import ALL, CALL, CONSTRUCT, ELSEWHERE, RESET, cells
+from freewheel.rollout import call_state as at
+from freewheel.rollout.call_state import ALL, CALL, CONSTRUCT, ELSEWHERE, RESET, cells
 
 
 @pytest.fixture(autouse=True)

@@ -260,8 +260,6 @@ class Run(RuleBasedStateMachine):
 
 
 class SharedRun(Run):
-    """The same over shared memory."""
-
     shared = True
 
 

@@ -35,9 +35,7 @@ def timed() -> dict[str, list[tuple[Any, str]]]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--record-durations", metavar="FILE", help="append what every test took, and for what, to this file"
-    )
+    parser.addoption("--record-durations", metavar="FILE", help="append what each test took and for what, to this file")
 
 
 def pytest_configure(config: pytest.Config) -> None:

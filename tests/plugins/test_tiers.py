@@ -41,8 +41,7 @@ def test_what_a_folder_needs_decides_too(pytester: pytest.Pytester) -> None:
     folder = pytester.mkdir("packages") / "ray" / "tests" / "actors"
     folder.mkdir(parents=True)
     (folder / "test_it.py").write_text("def test_cluster(): pass")
-    result = pytester.runpytest_inprocess("-p", "tests.plugins.tiers", "-m", "system", "packages")
-    result.assert_outcomes(passed=1)
+    pytester.runpytest_inprocess("-p", "tests.plugins.tiers", "-m", "system", "packages").assert_outcomes(passed=1)
 
 
 def test_places_that_need_more_exist_and_are_in_order() -> None:
@@ -50,9 +49,7 @@ def test_places_that_need_more_exist_and_are_in_order() -> None:
     assert [*tiers.NEEDS] == sorted(tiers.NEEDS)
 
 
-def test_a_test_that_outgrows_its_tier_fails_with_its_time_and_the_remedy(
-    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outgrowing_a_tier_fails_with_time_and_remedy(suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:  # it holds for this test as well
         patch.setitem(tiers.LIMITS, "unit", 0.0)
         result = suite.runpytest_inprocess("-p", "tests.plugins.tiers")

@@ -30,8 +30,7 @@ SLICED = replace(PLAIN, obs_size=6, actor_columns=((0, 3), (5, 6)), critic_colum
 
 
 def spec_for(head: str, base: PolicySpec = PLAIN, *, masked: bool = False, **changes: Any) -> PolicySpec:
-    spec = replace(base, head=head, action_size=ACTIONS[KINDS[head]].size)
-    spec = replace(spec, **changes)
+    spec = replace(base, **{"head": head, "action_size": ACTIONS[KINDS[head]].size, **changes})
     end = spec.obs_size + spec.action_size
     return replace(spec, obs_size=end, mask=(spec.obs_size, end)) if masked else spec
 
@@ -89,9 +88,7 @@ def specs(draw: st.DrawFn) -> PolicySpec:
 
 @settings(max_examples=150)
 @given(spec=specs(), seed=st.integers(0, 2**32 - 1), greedy=st.booleans())
-def test_numpy_and_torch_find_the_same_log_probabilities_and_greedy_actions(
-    spec: PolicySpec, seed: int, greedy: bool
-) -> None:
+def test_numpy_and_torch_find_the_same_chances_and_greedy_actions(spec: PolicySpec, seed: int, greedy: bool) -> None:
     policy, rng = random_policy(spec, seed), np.random.default_rng(seed)
     obs = observations(spec, (32,), rng)
     decision, distribution = numpy_actor(policy).act(obs, rng, greedy=greedy), in_torch(policy, obs)
@@ -140,8 +137,7 @@ def test_samples_have_the_same_distribution(case: str) -> None:
 def test_samples_come_with_their_log_probability_and_entropy_is_its_mean(case: str) -> None:
     spec = CASES[case]
     policy, count = random_policy(spec, 4), 20_000
-    obs = np.tile(observations(spec, (1,), np.random.default_rng(2)), (count, 1))
-    distribution = in_torch(policy, obs)
+    distribution = in_torch(policy, np.tile(observations(spec, (1,), np.random.default_rng(2)), (count, 1)))
     with torch.no_grad():
         action, log_prob = distribution.sample(policy.generator)
         expected = distribution.log_prob(action)
@@ -240,9 +236,7 @@ def test_samples_with_a_gradient_are_the_same_samples(head: str) -> None:
     torch.testing.assert_close(action.detach(), sampled[0])
     assert torch.equal(log_prob.detach(), sampled[1])
     (action.sum() + log_prob.sum()).backward()
-    assert all(
-        parameter.grad is not None for name, parameter in policy.net.module.named_parameters() if "actor" in name
-    )
+    assert all(weight.grad is not None for name, weight in policy.net.module.named_parameters() if "actor" in name)
 
 
 def plainly(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,8 +245,7 @@ def plainly(outputs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     std = log_std.clamp(*LOG_STD).exp()
     raw = mean + std * noise
     action = torch.tanh(raw)
-    log_prob = torch.distributions.Normal(mean, std).log_prob(raw) - torch.log(1 - action.square())
-    return action, log_prob.sum(-1)
+    return action, (torch.distributions.Normal(mean, std).log_prob(raw) - torch.log(1 - action.square())).sum(-1)
 
 
 def outputs_and_noise(count: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -306,8 +299,6 @@ def test_actions_stay_inside_the_edge_and_deviations_inside_their_bounds() -> No
 
 def test_the_density_integrates_to_one() -> None:
     for mean, log_std in ((0.0, 0.0), (0.7, -1.0), (-1.0, LOG_STD[0] + 3)):
-        raw = np.linspace(-7, 7, 20_001)  # even before tanh, where the density is a bell
-        action = np.tanh(raw)[:, None]
+        action = np.tanh(np.linspace(-7, 7, 20_001))[:, None]  # even before tanh, where the density is a bell
         density = np.exp(squashed_log_prob(np.full_like(action, mean), np.full_like(action, log_std), action))
-        area = np.sum((density[1:] + density[:-1]) / 2 * np.diff(action[:, 0]))
-        assert area == pytest.approx(1, abs=2e-4)
+        assert np.sum((density[1:] + density[:-1]) / 2 * np.diff(action[:, 0])) == pytest.approx(1, abs=2e-4)

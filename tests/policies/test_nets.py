@@ -158,8 +158,7 @@ def test_a_net_refuses_the_weights_of_another(change: dict[str, Any], text: str)
     params = {name: value for name, value in {**net.params.views, **change}.items() if value is not None}
     with pytest.raises(SetupError) as caught:
         net.begin(params)
-    wanted = f"the initial weights belong to another network: {text}; choose the same policy"
-    assert str(caught.value) == wanted
+    assert str(caught.value) == f"the initial weights belong to another network: {text}; choose the same policy"
     assert np.array_equal(net.params.vector, before)
 
 
@@ -208,15 +207,13 @@ def test_lanes_are_drawn_apart_by_a_generator_of_its_own(case: str) -> None:
 
 
 def test_statistics_clip_what_they_normalise_and_nothing_else() -> None:
-    spec = replace(FIVE, normalised=((1, 3),))
-    policy = TensorPolicy(spec, np.random.default_rng(0), "cpu", 0)
+    policy = TensorPolicy(replace(FIVE, normalised=((1, 3),)), np.random.default_rng(0), "cpu", 0)
     policy.normalise(np.array([9.0, 2.0, -1.0, 9.0, 9.0]), np.array([9.0, 0.5, 100.0, 9.0, 9.0]))
     obs = torch.tensor([[50.0, 4.0, 3.0, -50.0, 2.0]])
     assert policy.inputs(obs).tolist() == [[50.0, 1.0, 10.0, -50.0, 2.0]]
     assert obs.tolist() == [[50.0, 4.0, 3.0, -50.0, 2.0]]
     assert policy.weights(on_device=False)["norm.mean"].tolist() == [0, 2, -1, 0, 0]
-    plain = TensorPolicy(FIVE, np.random.default_rng(0), "cpu", 0)
-    assert plain.inputs(obs) is obs
+    assert TensorPolicy(FIVE, np.random.default_rng(0), "cpu", 0).inputs(obs) is obs
 
 
 @pytest.mark.parametrize("case", SPECS)

@@ -115,8 +115,7 @@ def test_gaussian_actions_have_the_right_moments() -> None:
 
 
 def test_squashed_actions_have_the_right_moments_and_stay_inside() -> None:
-    spec = replace(LINEAR, head="squashed", action_size=2)
-    actor = actor_with(spec, [0.3, -0.5, math.log(0.5), math.log(0.8)])
+    actor = actor_with(replace(LINEAR, head="squashed", action_size=2), [0.3, -0.5, math.log(0.5), math.log(0.8)])
     action = actor.act(np.ones((DRAWS, 1), np.float32), np.random.default_rng(3)).action
     assert_normal((np.arctanh(action.astype(np.float64)) - [0.3, -0.5]) / [0.5, 0.8])
 
@@ -129,8 +128,7 @@ def test_greedy_is_the_mode_and_draws_nothing() -> None:
     assert masked.act(np.array([[1, 1, 0, 1]], np.float32), rng, greedy=True).action.tolist() == [2]
     choice = actor_with(LINEAR, [0.0, 2.0, 1.0]).act(obs, rng, greedy=True)
     assert choice.action.tolist() == [1, 1]
-    total = 1 + math.exp(1) + math.exp(2)
-    np.testing.assert_allclose(choice.log_prob, 2 - math.log(total), rtol=1e-6)
+    np.testing.assert_allclose(choice.log_prob, 2 - math.log(1 + math.exp(1) + math.exp(2)), rtol=1e-6)
     normal = actor_with(replace(LINEAR, head="gaussian"), [0.5, -1.0, 3.0], [-1.0, 0.0, 1.0]).act(obs, rng, greedy=True)
     assert normal.action.tolist() == [[0.5, -1.0, 3.0]] * 2
     np.testing.assert_allclose(normal.log_prob, [-1.5 * math.log(2 * math.pi)] * 2, rtol=1e-6)
@@ -201,9 +199,7 @@ def test_one_lane_alone_acts_as_it_would_beside_others(greedy: bool) -> None:
 
 
 @pytest.mark.parametrize(("module", "kind"), [("", NumpyActor), ("custom_module:Shared", TorchActor)])
-def test_our_own_networks_run_in_numpy_and_a_users_module_in_torch(
-    module: str, kind: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_networks_run_in_numpy_and_modules_in_torch(module: str, kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(SUPPORT)
     make = pickle.loads(pickle.dumps(make_actor(replace(LINEAR, module=module))))  # noqa: S301 - as it travels to a worker
     first, second = make(), make()

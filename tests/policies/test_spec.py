@@ -44,10 +44,9 @@ def test_a_picture_that_a_plain_network_reads_is_told_of() -> None:
     large, small, row = (Box(0, 255, shape, np.uint8) for shape in ((84, 84, 3), (8, 8), (512,)))
     spec = layout_of(Dict(a=large, b=small, c=row, d=Box(0, 1, (84, 84))), Discrete(2)).spec("Toy-v0", 1, ())
     (remark,) = PolicyConfig().remarks(spec)
-    floats = layout_of(Box(0, 1, (64, 64, 3)), Discrete(2)).spec("Toy-v0", 1, ())
     assert (
         PolicyConfig()
-        .remarks(floats)[0]
+        .remarks(layout_of(Box(0, 1, (64, 64, 3)), Discrete(2)).spec("Toy-v0", 1, ()))[0]
         .startswith("IMAGES: the MLP sees the 12,288 numbers of a picture (64, 64, 3) ")
     )
     assert remark.startswith("IMAGES: the MLP sees the 21,168 numbers of a picture (84, 84, 3) one by one, ")
@@ -101,9 +100,7 @@ def test_empty_layers_and_unknown_heads_are_refused() -> None:
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else "",
 )
-def test_named_slices_say_who_reads_what(
-    names: list[str], actor: Columns, critic: Columns, normalised: Columns
-) -> None:
+def test_slices_say_who_reads_what(names: list[str], actor: Columns, critic: Columns, normalised: Columns) -> None:
     spec = PolicyConfig(normalize_obs=True).resolve(world(DISCRETE, *names))
     assert (spec.actor_columns, spec.critic_columns, spec.normalised) == (actor, critic, normalised)
     mask = world(DISCRETE, *names).slice("action_mask")

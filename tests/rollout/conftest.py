@@ -73,10 +73,9 @@ class CountingEnv(Env):
         self._valid[:] = True
         self._apply_faults(self.steps, "step")
         self.steps += 1
-        failed = tuple(failure for failure in self.failures if failure.lane in self._failing(self.steps - 1))
         return Step(
             self._reward, self._terminated, self._truncated, self._next_obs, self._valid, self._measures,
-            failures=failed,
+            failures=tuple(failure for failure in self.failures if failure.lane in self._failing(self.steps - 1)),
         )  # fmt: skip
 
     def set_context(self, context: NDArray) -> None:
@@ -132,9 +131,7 @@ class Follower:
         self._clock.now += 30
         self.version = snapshot.version
 
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: np.random.Generator, *, state: object = None, greedy: bool = False) -> Decision:
         self._clock.now += 50
         self.draws.append(rng.random())
         log_prob = np.full(len(obs), -self.version, np.float32)

@@ -165,8 +165,7 @@ def test_as_numpy_gives_the_same_rows() -> None:
     setup = DeviceSetup()
     env = as_numpy(setup.make(range(4)))
     obs = env.reset([training_episodes(SEED, lane) for lane in range(4)])
-    rng = np.random.default_rng(0)
-    actions = rng.normal(size=(20, 4, 1)).astype(np.float32)
+    actions = np.random.default_rng(0).normal(size=(20, 4, 1)).astype(np.float32)
     wanted = expected_rows(actions).data
     kept = []
     for row, action in enumerate(actions):
@@ -180,8 +179,7 @@ def test_as_numpy_gives_the_same_rows() -> None:
         obs = env.autoreset()
     np.testing.assert_array_equal(np.stack([step.next_obs for step in kept]), wanted.next_obs)  # not overwritten
     over = wanted.terminated | wanted.truncated
-    measured = np.stack([step.measures for step in kept])
-    np.testing.assert_array_equal(measured[over][:, 0], wanted.next_obs[over][:, 0])
+    np.testing.assert_array_equal(np.stack([step.measures for step in kept])[over][:, 0], wanted.next_obs[over][:, 0])
     env.close()
     assert setup.closed == [1]
 

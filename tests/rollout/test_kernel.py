@@ -45,12 +45,9 @@ def logits_of(flat: NDArray, inputs: NDArray, activation: str) -> NDArray:
 
 
 def test_it_is_compiled_where_there_is_a_compiler() -> None:
-    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    if shutil.which("gcc") is None or not headers.is_file():
+    if shutil.which("gcc") is None or not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
         pytest.skip("no compiler or no headers")
-    assert importlib.util.find_spec("freewheel.rollout._kernel") is not None, (
-        "install freewheel anew: make clean, then make test"
-    )
+    assert importlib.util.find_spec("freewheel.rollout._kernel") is not None, "install anew: make clean, make test"
     assert FastCategorical is not NumpyCategorical
 
 

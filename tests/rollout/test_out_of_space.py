@@ -65,8 +65,7 @@ def test_the_largest_numbers_of_a_type_are_no_bounds(space: gymnasium.Space[Any]
 @pytest.mark.parametrize("count", [numpy_outside, outside], ids=["numpy", "compiled"])
 @pytest.mark.parametrize("columns", [1, 4, 37])
 def test_rows_are_counted_once(count: Any, columns: int) -> None:
-    rng = np.random.default_rng(columns)
-    obs, after = rng.uniform(-1, 1, (2, 8, 3, columns)).astype(np.float32)
+    obs, after = np.random.default_rng(columns).uniform(-1, 1, (2, 8, 3, columns)).astype(np.float32)
     valid, bounds = np.ones((8, 3), np.bool_), np.repeat(np.array([[-1.0], [1.0]], np.float32), columns, axis=1)
     assert count(obs, after, valid, bounds, 8) == 0
     obs[2, 1, 0] = after[2, 1, -1] = 1.5  # one row
@@ -133,9 +132,7 @@ def test_rows_are_kept_and_the_user_is_told_once(options: dict[str, Any], spec: 
 
 
 @pytest.mark.parametrize(("args", "counted"), [({"at": 0}, 4), ({"value": 5.0}, 0)], ids=["first", "none"])
-def test_a_first_observation_counts_too_and_of_none_nothing_is_said(
-    spec: EnvSpec, args: dict[str, Any], counted: int
-) -> None:
+def test_a_first_observation_counts_and_none_says_nothing(spec: EnvSpec, args: dict[str, Any], counted: int) -> None:
     with collecting(WORLD, spec, mode="sequential", num_envs=1, env_args=args) as on:
         on.until(lambda: on.rows >= 16)
     assert (bool(on.messages), on.collector.summary()["out_of_space"]) == (counted > 0, counted)

@@ -74,8 +74,7 @@ def measured_by(
     monkeypatch.setattr("freewheel.rollout.probe.perf_counter", lambda: clock.seconds)
     monkeypatch.setattr("freewheel.rollout.probe.process_time", lambda: clock.seconds / 2)
     monkeypatch.setattr("freewheel.rollout.probe._stolen", lambda _: clock.seconds * stolen)
-    make = GymConfig("Clock", factory=lambda: clock).make
-    with measured(make, 3, budget=budget, most_steps=most_steps) as cost:
+    with measured(GymConfig("Clock", factory=lambda: clock).make, 3, budget=budget, most_steps=most_steps) as cost:
         return cost
 
 
@@ -112,8 +111,7 @@ def test_what_other_processes_take_is_not_waiting(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_env_of_many_short_steps_takes_a_fifteenth_of_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = measured_by(Clock(0.01, length=10**6), monkeypatch, 150.0)
-    assert found.steps == pytest.approx(1000, abs=1)
+    assert measured_by(Clock(0.01, length=10**6), monkeypatch, 150.0).steps == pytest.approx(1000, abs=1)
 
 
 class UnevenClock(Clock):
@@ -126,9 +124,7 @@ class UnevenClock(Clock):
 
 def test_uneven_steps_are_measured_until_their_mean_is_certain(monkeypatch: pytest.MonkeyPatch) -> None:
     found = measured_by(UnevenClock(0.01, length=10**6), monkeypatch, 150.0)
-    assert 3000 < found.steps < 10_000, (
-        "100 times 1 second in 20 seconds' worth of steps are 5 % certain after 10,000 steps"
-    )
+    assert 3000 < found.steps < 10_000, "100 times 1 s in 20 s of steps are 5 % certain after 10,000 steps"
     assert found.wall == pytest.approx(0.02, rel=0.05)
 
 

@@ -27,8 +27,7 @@ def rows(rng: np.random.Generator, steps: int, lanes: int, over: float = 0.2, ba
 
 
 def add(recording: EpisodeRecording, data: Transitions) -> None:
-    over = data.terminated | data.truncated | ~data.valid
-    recording.add(data, ends=bool(over.any()))
+    recording.add(data, ends=bool((data.terminated | data.truncated | ~data.valid).any()))
 
 
 def of_lane(everything: list[Transitions], lane: int) -> tuple[list[int], float, NDArray]:

@@ -104,8 +104,7 @@ def test_each_worker_has_its_own_generator(fake: FakeSetup) -> None:
 
 
 def test_a_given_env_is_driven_and_closed(fake: FakeSetup) -> None:
-    env = fake.factory.make(range(1))
-    runner = Runner(fake.factory, range(1), env=env)
+    runner = Runner(fake.factory, range(1), env=fake.factory.make(range(1)))
     assert runner.env is fake.env
     runner.close()
     assert fake.env.closed == 1

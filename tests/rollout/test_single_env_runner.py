@@ -140,8 +140,7 @@ def test_it_satisfies_the_contract_of_a_runner() -> None:
     factory, _, snapshot = setup(lambda: Drifting(n=4, length=5))
 
     def make() -> Runner:
-        env = factory.make(LANES, fault_tolerant=True)
-        return make_runner(factory, LANES, env, Author(SEED, LANES))
+        return make_runner(factory, LANES, factory.make(LANES, fault_tolerant=True), Author(SEED, LANES))
 
     check_runner(make, snapshot)
 

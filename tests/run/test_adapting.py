@@ -21,9 +21,7 @@ def changes(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "adapt.jsonl").read_text().splitlines()]
 
 
-def test_fragments_of_a_step_become_longer_and_a_resumed_run_goes_on_with_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fragments_become_longer_and_a_resumed_run_keeps_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "FRAGMENTS", 10.0)  # a second, which any machine makes
     kept = Kept()
     options: dict[str, Any] = {"mode": "continuous", "workers": 2, "collection_batch_size": 1, "steps": 2_000}
@@ -38,8 +36,7 @@ def test_fragments_of_a_step_become_longer_and_a_resumed_run_goes_on_with_them(
     assert max(row["fragment/steps"] for row in rows) > rows[0]["fragment/steps"] == 1
     assert_balanced(result.summary)
     assert result.summary["lag_max"] <= 2
-    again = freewheel.resume(result.path, steps=2_500, quiet=True)
-    later = rows_of(again)[len(rows) :]
+    later = rows_of(freewheel.resume(result.path, steps=2_500, quiet=True))[len(rows) :]
     assert later[0]["fragment/steps"] == rows[-1]["fragment/steps"]
 
 
@@ -63,5 +60,4 @@ def test_other_modes_refuse_it_in_one_line(tmp_path: Path, mode: str) -> None:
 
 
 def test_without_it_nothing_is_written(tmp_path: Path) -> None:
-    result = train(tmp_path, mode="continuous", workers=2, steps=320, evals=0)
-    assert not (result.path / "adapt.jsonl").exists()
+    assert not (train(tmp_path, mode="continuous", workers=2, steps=320, evals=0).path / "adapt.jsonl").exists()

@@ -7,8 +7,8 @@ import json
 import os
 import random
 import stat
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,9 +47,7 @@ def weights(seed: int) -> Params:
     }
 
 
-def save(
-    root: Path, step: int, params: Params, about: Mapping[str, object], *, best: bool = False, keep: int = KEEP
-) -> Path:
+def save(root: Path, step: int, params: Params, about: dict[str, Any], *, best: bool = False, keep: int = KEEP) -> Path:
     return Store(root, keep).save(step, params, about, best=best).folder
 
 
@@ -106,9 +104,8 @@ def test_layout_and_links(tmp_path: Path) -> None:
     assert (os.readlink(tmp_path / "latest"), os.readlink(tmp_path / "best")) == ("200", "100")
     assert (whole(tmp_path), whole(tmp_path, "best"), whole(tmp_path, "100")) == (200, 100, 100)
     listed = json.loads((path / MANIFEST).read_bytes())["files"]
-    assert {name: entry["size"] for name, entry in listed.items()} == {
-        name: (path / name).stat().st_size for name in (WEIGHTS, POLICY)
-    }
+    sizes = {name: (path / name).stat().st_size for name in (WEIGHTS, POLICY)}
+    assert {name: entry["size"] for name, entry in listed.items()} == sizes
 
 
 def test_old_ones_go_but_never_what_a_link_points_to(tmp_path: Path) -> None:
@@ -259,8 +256,7 @@ def test_a_manifest_cannot_name_other_files(tmp_path: Path, name: str) -> None:
     ],
 )  # fmt: skip
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
-    path = store(tmp_path, 1)
-    (path / MANIFEST).write_text(text, encoding="latin-1")
+    (store(tmp_path, 1) / MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(CheckpointError, match=MANIFEST):
         load(tmp_path)
 
@@ -286,8 +282,7 @@ def test_content_that_is_none_is_refused_even_with_a_matching_hash(tmp_path: Pat
 
 def old(path: Path) -> Path:
     """The same checkpoint as the first format had it."""
-    manifest = json.loads((path / MANIFEST).read_bytes())
-    (path / MANIFEST).write_text(json.dumps({**manifest, "format": 1}))
+    (path / MANIFEST).write_text(json.dumps({**json.loads((path / MANIFEST).read_bytes()), "format": 1}))
     return path
 
 
@@ -302,9 +297,7 @@ def test_the_first_format_is_read_but_it_had_no_other_files(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("latest", "newest"), [("8", "8"), ("8-2", "8-2"), ("5", "8-2")])
-def test_without_an_order_the_link_says_which_of_a_step_was_saved_last(
-    tmp_path: Path, latest: str, newest: str
-) -> None:
+def test_without_order_the_link_says_which_of_a_step_was_saved_last(tmp_path: Path, latest: str, newest: str) -> None:
     """As older runs are, which have used names again; a later step is of a save that was killed before it moved the link."""
     for step in (8, 5, 8):
         path = full(tmp_path, step, keep=3)
@@ -327,11 +320,9 @@ def test_a_step_means_what_was_saved_last_at_it(tmp_path: Path) -> None:
 
 def test_a_newer_format_is_not_called_damaged(tmp_path: Path) -> None:
     path = store(tmp_path, 1)
-    manifest = json.loads((path / MANIFEST).read_bytes())
-    (path / MANIFEST).write_text(json.dumps({**manifest, "format": 3, "kind": "new"}))
-    with pytest.raises(
-        CheckpointError, match=rf"{path} was written by a newer Freewheel \(format 3\): upgrade this one"
-    ):
+    (path / MANIFEST).write_text(json.dumps({**json.loads((path / MANIFEST).read_bytes()), "format": 3, "kind": "new"}))
+    told = rf"{path} was written by a newer Freewheel \(format 3\): upgrade this one"
+    with pytest.raises(CheckpointError, match=told):
         load(tmp_path)
 
 

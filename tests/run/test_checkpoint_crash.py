@@ -136,8 +136,7 @@ def saved(save: Callable[[], object], fault: BaseException, limit: int, *, once:
 
 def test_order_of_calls(tmp_path: Path) -> None:
     """Contents before names, names before links, links before removals; each on the disk before the next begins."""
-    first = store(tmp_path, 1)
-    second = store(tmp_path, 2, first)
+    second = store(tmp_path, 2, store(tmp_path, 1))
     events = saved(lambda: store(tmp_path, 3, second), Crash(), NEVER, once=False)
     new = [WEIGHTS, POLICY, LEARNER, COLLECTOR, PROGRESS]
     written = [f"{call} {name}" for name in new for call in ("open", "write", "fsync")]

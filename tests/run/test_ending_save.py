@@ -62,9 +62,7 @@ def test_one_that_fails_leaves_nothing_and_ends_the_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_learner_that_waits_has_no_row_copied_before_it_is_written(
-    monkeypatch: pytest.MonkeyPatch, shared: bool
-) -> None:
+def test_a_learner_that_waits_has_no_row_copied_before_writing(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
     columns = Columns(1, 1)
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 16 * columns.width * 4)
     monkeypatch.setattr(ReplayBuffer, "shared", shared)
@@ -98,6 +96,5 @@ def test_rows_of_metrics_are_written_while_the_run_is_saved(tmp_path: Path, monk
     given: dict[str, Any] = {"steps": 200, "evals": 0, "log_every": 0.2, "policy": {"hidden": [8]}, "sac": sac}
     result = freewheel.train("Pendulum-v1", algo="sac", mode="sequential", runs_dir=str(tmp_path), quiet=True, **given)
     rows = [json.loads(line) for line in (result.path / "metrics.jsonl").read_text().splitlines()]
-    last = [row for row in rows if row["updates"] == rows[-1]["updates"]]
-    assert len(last) >= 3
+    assert len([row for row in rows if row["updates"] == rows[-1]["updates"]]) >= 3
     assert result.summary["shares"]["learner"]["save"] * result.summary["wall_s"] > 0.5

@@ -78,9 +78,8 @@ def exported(policies: dict[str, Policy], tmp_path_factory: pytest.TempPathFacto
         seen = [env.reset(seed=seed) for seed in range(20)]
         given: dict[str, Any] = {"obs": np.stack([policy.columns(obs) for obs, _ in seen])}
         if policy.spec.mask is not None:
-            given["mask"] = np.stack(
-                [info.get("action_mask", obs["action_mask"] if "obs" in kind else 0) for obs, info in seen]
-            )
+            masks = [info.get("action_mask", obs["action_mask"] if "obs" in kind else 0) for obs, info in seen]
+            given["mask"] = np.stack(masks)
         np.savez(folders[kind] / "given.npz", **given)
         expected = [policy.predict(obs, mask=info.get("action_mask"))[0] for obs, info in seen]
         np.save(folders[kind] / "expected.npy", np.stack(expected))
@@ -114,9 +113,7 @@ def test_the_loader_acts_as_the_policy(exported: dict[str, Path], alone: dict[st
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_export_is_loaded_again_and_documents_its_columns(
-    policies: dict[str, Policy], exported: dict[str, Path], kind: str
-) -> None:
+def test_an_export_is_loaded_and_documented(policies: dict[str, Policy], exported: dict[str, Path], kind: str) -> None:
     obs, info = Kinds(kind).reset(seed=3)
     mask = info.get("action_mask")
     for run in (exported[kind], exported[kind] / "policy.json"):
@@ -150,21 +147,17 @@ def test_the_graph_acts_as_the_policy(
     np.testing.assert_allclose(actions, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_onnx_that_is_missing_says_what_to_install(
-    policies: dict[str, Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_onnx_is_named(policies: dict[str, Policy], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        SetupError, match=r"^--format onnx needs a package that is missing: pip install 'freewheel\[onnx\]'$"
-    ):
+    told = r"^--format onnx needs a package that is missing: pip install 'freewheel\[onnx\]'$"
+    with pytest.raises(SetupError, match=told):
         export(policies["box"], tmp_path / "out", "onnx")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_network_of_ones_own_cannot_be_written(tmp_path: Path) -> None:
-    result = train(
-        tmp_path, steps=64, evals=0, mode="sequential", policy={"module": "tests.support.custom_module:Shared"}
-    )
+    policy = {"module": "tests.support.custom_module:Shared"}
+    result = train(tmp_path, steps=64, evals=0, mode="sequential", policy=policy)
     with pytest.raises(SetupError, match=r"has a network of your own \(tests.support.custom_module:Shared\), which"):
         export(freewheel.load(result, "latest"), tmp_path / "out")
 

@@ -80,8 +80,7 @@ def test_everything_is_told_in_order(story: tuple[Diary, Result]) -> None:
     evals = [number for number, event in enumerate(told) if event == "eval"]
     before = [event for event in told[: evals[0]] if event != "checkpoint"]
     assert before == ["start"] + turn * 5, "the evaluation is due after half of the steps"
-    without = [event for event in told[1:-2] if event not in ("eval", "checkpoint")]
-    assert without == turn * 10
+    assert [event for event in told[1:-2] if event not in ("eval", "checkpoint")] == turn * 10
     assert told[evals[0] + 1] == "checkpoint", "the first evaluation is the best so far"
     assert diary.counts[0] == (0, 0, 0, 0)
     assert diary.counts[-1] == (640, 40, 10, 10)
@@ -198,10 +197,8 @@ def test_a_hook_is_found_by_its_name_or_file(tmp_path: Path, monkeypatch: pytest
     by_class, by_object = find_hooks([f"{file}:Mine", f"{file}:the_one"])
     assert type(by_class) is type(by_object)
     assert type(by_class).__name__ == "Mine"
-    wrong = {
-        "Mime": f"'{file}' has no hook 'Mime'; did you mean 'Mine'?",
-        "": "--hooks takes package.module:Name or path/",
-    }
+    wrong = {"": "--hooks takes package.module:Name or path/"}
+    wrong["Mime"] = f"'{file}' has no hook 'Mime'; did you mean 'Mine'?"
     for name, answer in wrong.items():
         with pytest.raises(UsageError) as caught:
             find_hooks([f"{file}:{name}"])
@@ -210,17 +207,15 @@ def test_a_hook_is_found_by_its_name_or_file(tmp_path: Path, monkeypatch: pytest
 
 
 def test_hooks_of_the_command_line_are_kept_in_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine.py").write_text(
-        "class Stop:\n    def on_update(self, run, metrics):\n        run.stop('by flag')\n"
-    )
+    code = "class Stop:\n    def on_update(self, run, metrics):\n        run.stop('by flag')\n"
+    (tmp_path / "mine.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
     words = ["train", "CartPole-v1", "--hooks", "./mine.py:Stop", "--steps", "9000", "--evals", "0", "--run", "one"]
     assert main(words) == 0
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    summary, config = (
-        json.loads((tmp_path / "runs" / "one" / f"{name}.json").read_text()) for name in ("summary", "config")
-    )
+    run = tmp_path / "runs" / "one"
+    summary, config = (json.loads((run / f"{name}.json").read_text()) for name in ("summary", "config"))
     assert (summary["ended"], config["hooks"]) == ("by flag", ["./mine.py:Stop"])
 
 

@@ -18,7 +18,7 @@ from freewheel.config.resolve import Config, from_argv, from_options
 from freewheel.errors import EnvError, SetupError, UsageError
 from freewheel.rollout.probe import BRIEF, BUDGET, EnvCost, usable_cores
 from freewheel.run import plan, planning, process
-from freewheel.run.advice.choice import plan_run
+from freewheel.run.advice.auto_mode import plan_run
 from freewheel.run.plan import Plan
 from tests.support.costs import cost as cost_of
 from tests.support.worlds import Counter
@@ -135,14 +135,11 @@ def test_auto_changes_workers_and_not_the_rows(tmp_path: Path, costs: Any, mode:
         ({"mode": "continuous", "workers": 3}, 3, 3),
     ],
 )
-def test_it_says_how_many_processes_step_environments(
-    tmp_path: Path, costs: Any, options: dict[str, Any], processes: int, setup: int
-) -> None:
+def test_it_counts_processes(tmp_path: Path, costs: Any, options: dict[str, Any], processes: int, setup: int) -> None:
     costs(COMPUTING)
     found = planned(tmp_path, **options)
     assert (found.env_processes, found.setup.workers) == (processes, setup)
-    simulation = replace(found, spec=replace(found.spec, batched_on_device=True))
-    assert simulation.env_processes == 0
+    assert replace(found, spec=replace(found.spec, batched_on_device=True)).env_processes == 0
 
 
 @pytest.mark.parametrize(
@@ -156,9 +153,7 @@ def test_it_says_how_many_processes_step_environments(
         ({"mode": "lockstep"}, 8, None),
     ],
 )
-def test_a_replay_learner_publishes_as_often_with_many_workers(
-    tmp_path: Path, options: dict[str, Any], lanes: int, every: int | None
-) -> None:
+def test_how_often_replay_publishes(tmp_path: Path, options: dict[str, Any], lanes: int, every: int | None) -> None:
     found = planning.plan(from_options("Pendulum-v1", {"runs_dir": tmp_path, "algo": "sac", **options}))
     assert (found.batch.lanes, found.config.learner.publish_every) == (lanes, every)
 
@@ -179,8 +174,7 @@ def test_who_yields_depends_on_what_workers_do(
     found = planned(tmp_path, mode="continuous", workers=workers)
     assert (found.yields, found.actors.partition("; ")[2]) == (yields, text)
     assert found.worker_spec.nice == nice
-    notes = [line for line in found.lines() if line.startswith("note ")]
-    assert len(notes) == (yields == "workers")
+    assert len([line for line in found.lines() if line.startswith("note ")]) == (yields == "workers")
 
 
 def test_no_more_workers_that_compute_act_at_a_time_than_there_are_cores(tmp_path: Path, costs: Any) -> None:

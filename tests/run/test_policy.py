@@ -73,9 +73,8 @@ def test_a_plain_loop_plays_the_episodes_that_are_scored(trained: Trained, kind:
     policy, context = freewheel.load(result), np.array(TABLE, np.float32) if kind == "context" else None
     returns = [played(policy, Kinds(kind), number, context) for number in range(EPISODES)]
     assert len(set(returns)) > 1
-    np.testing.assert_allclose(
-        returns, freewheel.score(result, episodes=EPISODES, seed=SEED).returns, rtol=1e-5, atol=1e-5
-    )
+    scored = freewheel.score(result, episodes=EPISODES, seed=SEED).returns
+    np.testing.assert_allclose(returns, scored, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,8 +85,7 @@ def test_many_are_answered_as_one_by_one(trained: Trained, kind: str) -> None:
     alone = [policy.predict(obs, mask=info.get("action_mask"))[0] for obs, info in seen]
     space, observations = env.observation_space, [obs for obs, _ in seen]
     empty: Any = create_empty_array(space, len(seen))
-    batch = concatenate(space, copy.deepcopy(observations), empty)
-    for many in (batch, observations):
+    for many in (concatenate(space, copy.deepcopy(observations), empty), observations):
         actions, state = policy.predict(many, mask=None if masks is None else np.stack(masks))
         assert state is None
         assert all(env.action_space.contains(action) for action in actions), actions
@@ -124,9 +122,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("kind", "obs", "more", "line"), WRONG)
-def test_what_does_not_fit_is_answered_in_one_line(
-    trained: Trained, kind: str, obs: Any, more: dict[str, Any], line: str
-) -> None:
+def test_what_does_not_fit_is_one_line(trained: Trained, kind: str, obs: Any, more: dict[str, Any], line: str) -> None:
     with pytest.raises(ObservationError, match=f"^{line}") as caught:
         freewheel.load(trained(kind)).predict(obs, **more)
     assert "\n" not in str(caught.value)
@@ -269,16 +265,13 @@ def old(trained: Trained, tmp_path: Path) -> Path:
 
 
 def test_a_run_saved_without_its_spaces_says_what_to_do(old: Path, trained: Trained) -> None:
-    with pytest.raises(
-        SetupError, match=r"was saved without its spaces; pass the environment it was trained on: freewheel"
-    ):
+    told = r"was saved without its spaces; pass the environment it was trained on: freewheel"
+    with pytest.raises(SetupError, match=told):
         freewheel.load(old)
     obs = Kinds("box").reset(seed=3)[0]
-    given = freewheel.load(old, env=lambda: Kinds("box"))
-    assert given.predict(obs) == freewheel.load(trained("box")).predict(obs)
-    with pytest.raises(
-        SetupError, match="does not fit the policy: the policy has 3 observation columns and 3 actions, the"
-    ):
+    assert freewheel.load(old, env=lambda: Kinds("box")).predict(obs) == freewheel.load(trained("box")).predict(obs)
+    told = "does not fit the policy: the policy has 3 observation columns and 3 actions, the"
+    with pytest.raises(SetupError, match=told):
         freewheel.load(old, env=lambda: Kinds("scaled"))
     assert freewheel.score(old, episodes=2).returns == freewheel.score(trained("box"), episodes=2).returns
 
@@ -325,10 +318,8 @@ def test_a_run_of_a_script_stays_usable(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "toy.py").write_text(SCRIPT)
     name, mean, refused = python("toy.py", cwd=tmp_path).stdout.splitlines()
     assert name == "__main__:Toy int"
-    assert refused == (
-        "__main__:Toy was defined in a script and cannot be imported; add env=Toy to this call in Python, "
-        "--env ./file.py:Toy to this command"
-    )
+    advice = "add env=Toy to this call in Python, --env ./file.py:Toy to this command"
+    assert refused == f"__main__:Toy was defined in a script and cannot be imported; {advice}"
     monkeypatch.chdir(tmp_path)
     assert cli.main(["eval", "toy", "--env", "./toy.py:Toy", "--episodes", "3", "--seed", "7"]) == 0
     assert f"mean {float(mean):.1f} " in capsys.readouterr().out

@@ -56,9 +56,7 @@ def test_a_late_signal_reaches_the_handler_of_the_program(tmp_path: Path, handle
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt()), (signal.SIGTERM, SystemExit(143))]
 )
-def test_a_late_signal_that_nobody_handles_ends_the_program(
-    tmp_path: Path, number: signal.Signals, raised: BaseException
-) -> None:
+def test_unhandled_late_signals_end_the_program(tmp_path: Path, number: signal.Signals, raised: BaseException) -> None:
     with pytest.raises(type(raised)) as caught:
         train(tmp_path, sinks=[Late(number)])
     assert caught.value.args == raised.args

@@ -62,9 +62,7 @@ PAIRS = [("mbpo", "sequential"), ("sac", "lockstep"), ("ppo", "batch"), ("ppo", 
 OTHERS = [("sac", "continuous"), ("mbpo", "continuous"), ("ppo", "episodes"), ("mbpo", "episodes"), ("mbpo", "batch")]
 
 
-@pytest.mark.parametrize(
-    ("algo", "mode"), [*PAIRS, *(pytest.param(*pair, marks=pytest.mark.system) for pair in OTHERS)]
-)
+@pytest.mark.parametrize(("algo", "mode"), [*PAIRS, *(pytest.param(*one, marks=pytest.mark.system) for one in OTHERS)])
 def test_every_algorithm_goes_on_in_every_mode(tmp_path: Path, algo: str, mode: str) -> None:
     first = small(tmp_path, algo, mode, hooks=[StopAt(64)])
     assert first.summary["ended"] == "enough"
@@ -177,9 +175,7 @@ class Interrupting(IdentityBox):
         return super().reset(seed=seed, options=options)
 
 
-def test_a_closing_evaluation_that_was_interrupted_is_played_by_the_next_resume(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupted_closing_evaluation_is_played_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt):
         small(tmp_path, env=Interrupting, evals=1, eval_episodes=2)  # type: ignore[arg-type]
     cut = json.loads((tmp_path / "it" / "summary.json").read_text())
@@ -207,8 +203,7 @@ def test_metrics_after_the_checkpoint_are_cut(copy: Path) -> None:
 def test_a_damaged_checkpoint_is_passed_over(copy: Path, finished: Result) -> None:
     root = copy / "checkpoints"
     again = freewheel.resume(copy, steps=320, quiet=True)
-    steps = [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))]
-    assert steps == [320, 160]
+    assert [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))] == [320, 160]
     (root / "320" / LEARNER).write_bytes(b"damaged")
     kept = Kept()
     last = freewheel.resume(copy, steps=352, quiet=True, sinks=[kept])
@@ -231,12 +226,9 @@ def test_where_none_is_whole_it_is_one_error(copy: Path) -> None:
 def test_going_back_to_an_older_checkpoint(copy: Path) -> None:
     root = copy / "checkpoints"
     freewheel.resume(copy, steps=320, quiet=True)
-    again = freewheel.resume(f"{copy}@160", steps=192, quiet=True)
-    assert again.summary["env_steps"] == 192
-    full = [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))]
-    assert full == [192, 160]
-    by_path = freewheel.resume(root / "160", steps=224, quiet=True)
-    assert by_path.summary["env_steps"] == 224
+    assert freewheel.resume(f"{copy}@160", steps=192, quiet=True).summary["env_steps"] == 192
+    assert [name.step for name in checkpoint.names(root) if checkpoint.is_full(root / str(name))] == [192, 160]
+    assert freewheel.resume(root / "160", steps=224, quiet=True).summary["env_steps"] == 224
 
 
 def test_a_second_trainer_is_refused(copy: Path) -> None:
@@ -293,8 +285,7 @@ def test_ticks_and_versions_go_on(copy: Path) -> None:
 
 @pytest.mark.system
 def test_a_run_that_was_saved_on_the_way_goes_on_after_a_kill(tmp_path: Path) -> None:
-    """SIGKILL while it trains, another one while it is being resumed: then it goes on from the same checkpoint, and equals a run
-    that was never stopped."""
+    """SIGKILL in training and in the resume: it goes on from the same checkpoint, and equals a run that never stopped."""
     code = (
         "import freewheel, os, sys\n"
         "from tests.run.test_resume import BOX, KillAt, small\n"

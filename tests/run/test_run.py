@@ -121,9 +121,7 @@ def test_the_config_is_kept_and_makes_the_same_run_again(tmp_path: Path) -> None
         ({"steps": 10_000, "episodes": 4, "minutes": 5}, 64, 4, "episodes"),
     ],
 )
-def test_the_first_limit_ends_the_run(
-    tmp_path: Path, budget: dict[str, Any], steps: int, episodes: int, ended: str
-) -> None:
+def test_the_first_limit_ends_it(tmp_path: Path, budget: dict[str, Any], steps: int, episodes: int, ended: str) -> None:
     summary = train(tmp_path, **{"steps": None, "evals": 1} | budget).summary
     assert (summary["env_steps"], summary["updates"], summary["episodes"]) == (steps, steps // 64, episodes)
     assert summary["ended"] == ended
@@ -215,8 +213,7 @@ def test_it_learns_to_name_what_it_sees(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("placement", ["inline", "processes"])
 def test_a_masked_action_is_never_taken(tmp_path: Path, placement: str) -> None:
-    world = "tests.support.worlds:Forbidden"
-    summary = train(tmp_path, world, placement=placement, steps=256, evals=1).summary
+    summary = train(tmp_path, "tests.support.worlds:Forbidden", placement=placement, steps=256, evals=1).summary
     assert (summary["ended"], summary["env_steps"]) == ("steps", 256)
 
 

@@ -76,9 +76,7 @@ def test_saved_weights_score_as_they_did_in_the_run(result: Result) -> None:
 
 
 @pytest.mark.parametrize("world", ["CartPole-v1", "tests.support.worlds:Crawls"])
-def test_batch_with_automatic_workers_is_repeatable(
-    tmp_path: Path, world: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batch_with_auto_workers_is_repeatable(tmp_path: Path, world: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the environment is measured twice, and it may be found that other numbers of workers are best."""
     monkeypatch.setattr(planning, "survey_env", REAL)
     args = {"seconds": 0.003, "at": 0} if world.endswith("Crawls") else {}
@@ -105,9 +103,8 @@ def test_workers_have_several_names(flag: str) -> None:
 def test_the_plan_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("collect.workers", "run.plan"):
         monkeypatch.setattr(f"freewheel.{module}.usable_cores", lambda: 4)
-    monkeypatch.setattr("freewheel.run.advice.pace.update_cost", lambda planned: 0.0)
-    config = from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9})
-    planned = planning.plan(config)
+    monkeypatch.setattr("freewheel.run.advice.keeping_up.update_cost", lambda planned: 0.0)
+    planned = planning.plan(from_options(IDENTITY, {"mode": "continuous", "runs_dir": tmp_path, "num_envs": 9}))
     assert planned.defaults_line == "Discrete actions: 2,052 rows an update in 10 epochs of minibatches of 64"
     lines = planned.lines()
     assert "workers  3 workers x 3 envs, a thread each, on 4 cores; the learner has a core" in lines

@@ -89,8 +89,7 @@ def test_a_damaged_config_is_named(copy: Path, text: str) -> None:
 
 @pytest.mark.parametrize("name", ["__main__:World", "worlds:make.<locals>.World", "worlds:<lambda>"])
 def test_a_world_that_cannot_be_found_again_is_said_to_be_so(copy: Path, name: str) -> None:
-    kept = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps({**kept, "env": name}))
+    (copy / "config.json").write_text(json.dumps({**json.loads((copy / "config.json").read_text()), "env": name}))
     with pytest.raises(SetupError, match=f"^{name} was defined in a script and cannot be imported; add env="):
         open_run(str(copy), trust=True)
 
@@ -210,14 +209,11 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Result:
     ],
     ids=["world", "sizes", "activation", "statistics"],
 )
-def test_another_network_is_refused_in_one_line_before_anything_starts(
-    source: Result, options: dict[str, Any], text: str
-) -> None:
+def test_another_network_is_refused_in_a_line_before_start(source: Result, options: dict[str, Any], text: str) -> None:
     before = sorted(source.path.parent.iterdir())
     with pytest.raises(SetupError) as caught:
         start(source.path.parent, DISCRETE, init="source", **options)
-    wanted = f"init source has another network ({text}): use the same environment and policy options"
-    assert str(caught.value) == wanted
+    assert str(caught.value) == f"init source has another network ({text}): use the same environment and policy options"
     assert sorted(source.path.parent.iterdir()) == before
 
 

@@ -20,7 +20,7 @@ from freewheel.files.read import parse_arrays
 from freewheel.learn.replay.buffer import ReplayBuffer
 from freewheel.learn.replay.rows import Columns
 from freewheel.run.checkpoints import checkpoint, segments
-from freewheel.run.checkpoints.progress import Earlier, RunProgress
+from freewheel.run.checkpoints.run_progress import Earlier, RunProgress
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.checkpoints.segments import Segments, restore, segment_rows
 from freewheel.run.checkpoints.store import Store
@@ -73,12 +73,8 @@ def test_rows_are_cut_at_multiples_of_the_segment(tmp_path: Path) -> None:
     add(replay, 70)  # rows 30 to 70 are stored
     cut = Segments("replay", replay).cut()
     found = {name: row_numbers(content(given)) for name, given in cut.files.items()}
-    assert found == {
-        "replay-1.safetensors": [30, 31],
-        "replay-2.safetensors": list(range(32, 48)),
-        "replay-3.safetensors": list(range(48, 64)),
-        "replay-4.safetensors": list(range(64, 70)),
-    }
+    spans = {1: (30, 32), 2: (32, 48), 3: (48, 64), 4: (64, 70)}
+    assert found == {f"replay-{number}.safetensors": list(range(*span)) for number, span in spans.items()}
 
 
 def test_rows_that_are_overwritten_while_they_are_saved_are_kept_as_they_were() -> None:

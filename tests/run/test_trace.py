@@ -78,8 +78,7 @@ def test_a_workers_spans_are_the_time_that_it_reports(tmp_path: Path) -> None:
     (worker,) = result.summary["workers"]
     spent = row.seconds()
     assert spent["step"] == pytest.approx(worker["steps"] * worker["step_s"], rel=0.05)
-    shares = result.summary["shares"]["worker"]
-    assert spent["infer"] / sum(spent.values()) == pytest.approx(shares["infer"], abs=0.15)
+    assert spent["infer"] / sum(spent.values()) == pytest.approx(result.summary["shares"]["worker"]["infer"], abs=0.15)
     steps = [span for span in row.spans if span.kind == "step"]
     assert len(steps) >= worker["steps"] / 5, "steps of 3 ms share blocks of 10 ms"
 

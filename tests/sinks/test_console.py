@@ -31,11 +31,8 @@ ROW: dict[str, Any] = {
     "queue_util": None, "buffer_util": 0.5, "cpu_util": 0.834, "gpu_util": None, "env_busy": 0.21, "learner_busy": 0.62,
     "produced": 51300, "trained": 51200, "queued": 64, "open": 36, "dropped": {},
 }  # fmt: skip
-EMPTY = (
-    ROW
-    | {"return_episodes": 0}
-    | dict.fromkeys(("return_mean", "length_mean", "lag_mean", "lag_max", "env_busy", "steps_per_s"))
-)
+UNKNOWN = ("return_mean", "length_mean", "lag_mean", "lag_max", "env_busy", "steps_per_s")
+EMPTY = ROW | {"return_episodes": 0} | dict.fromkeys(UNKNOWN)
 WORKER = {"step": 0.6204, "reset": 0.012, "infer": 0.2, "write": 0.008, "wait-gate": 0.1, "down": 0.0, "other": 0.0596}
 LEARNER = {"observe": 0.04, "update": 0.6, "publish": 0.01, "wait-data": 0.35, "eval": 0.0, "save": 0.0, "other": 0.0}
 SUMMARY: dict[str, Any] = {
@@ -136,8 +133,7 @@ def test_the_classic_name_says_whether_acting_waits_for_learning(mode: str, capf
     assert sink is not None
     sink.write({"env_steps": 7, "updates": 3})  # there is no model, or not yet
     name = "AsyncMBPO" if mode in ("continuous", "episodes") else "MBPO"
-    line = f"[{name}] step=3 real_data=7 model_data=0 agent_updates=3 dynamics_updates=0\n"
-    assert capfd.readouterr().out == line
+    assert capfd.readouterr().out == f"[{name}] step=3 real_data=7 model_data=0 agent_updates=3 dynamics_updates=0\n"
 
 
 def test_classic_progress_counts_episodes_and_tells_what_an_update_takes(capfd: pytest.CaptureFixture[str]) -> None:
@@ -282,8 +278,7 @@ def test_why_it_ended(summary: dict[str, Any], first: str, colour: str) -> None:
 def test_bars_and_legends_fit_the_terminal(width: int) -> None:
     sink, file = terminal(Budget(), width)
     sink.close(SUMMARY)
-    lines = re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()).splitlines()
-    bars = [line for line in lines if re.search("[█▓▒░·]", line)]
+    bars = [line for line in re.sub(r"\x1b\[[\d;]*m", "", file.getvalue()).splitlines() if re.search("[█▓▒░·]", line)]
     assert len(bars) >= 4
     assert max(map(len, bars)) <= width
     assert len(bars[0]) == min(width, 71)

@@ -55,9 +55,7 @@ def test_there_is_one_line_a_row_readable_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT])
-def test_rows_wait_while_the_disk_is_full_and_are_written_in_order(
-    tmp_path: Path, failing: FailingDisk, error: int
-) -> None:
+def test_rows_wait_for_a_full_disk_and_are_written_in_order(tmp_path: Path, failing: FailingDisk, error: int) -> None:
     said: list[str] = []
     path = tmp_path / "metrics.jsonl"
     sink = JsonlSink(path, said.append)
@@ -88,9 +86,7 @@ def test_every_single_call_may_fail(tmp_path: Path, failing: FailingDisk) -> Non
     assert said == []
 
 
-def test_beyond_the_limit_the_oldest_rows_are_lost_and_counted(
-    tmp_path: Path, failing: FailingDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_over_a_limit_old_rows_are_lost(tmp_path: Path, failing: FailingDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "KEPT", 3)
     sink = JsonlSink(tmp_path / "metrics.jsonl")
     failing.failing = range(1000)
@@ -129,9 +125,8 @@ def test_the_file_is_made_again_with_all_its_rows(tmp_path: Path, how: str) -> N
         shutil.rmtree(folder)
     if how != "replaced":
         write(sink, 3)  # it is the run directory's affair to be there
-        assert [line.partition(": ")[2] for line in said] == [
-            "No such file or directory; training continues, 1 rows wait"
-        ]
+        (line,) = said
+        assert line.partition(": ")[2] == "No such file or directory; training continues, 1 rows wait"
         folder.mkdir()
     write(sink, 4)
     sink.close({})

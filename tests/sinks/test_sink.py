@@ -11,7 +11,7 @@ from freewheel.errors import UsageError
 from freewheel.registry import Registry
 from freewheel.sinks import sink as sinks
 from freewheel.sinks.sink import SINKS, RunInfo, Sink, SinkEntry, chosen
-from tests.sinks.test_outlets import Tracker
+from tests.sinks.test_sink_set import Tracker
 from tests.support.runs import rows_of, train
 
 

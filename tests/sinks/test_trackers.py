@@ -96,8 +96,7 @@ def test_both_hold_what_metrics_jsonl_holds_over_two_sessions(tmp_path: Path) ->
     times = [event.wall_time for event in events.Scalars("Progress/env_steps")]
     assert times == sorted(times)
     assert time.time() - 600 < times[0] <= times[-1] <= time.time()
-    best = [event.value for event in events.Scalars("Eval/best_eval")]
-    assert best[-1] == pytest.approx(result.summary["best_eval"])
+    assert [event.value for event in events.Scalars("Eval/best_eval")][-1] == pytest.approx(result.summary["best_eval"])
     (run,) = {record.run.run_id for record in wandb_records(result.path) if record.HasField("run")}
     assert run == json.loads((result.path / "wandb/freewheel.json").read_text())["id"]
     config = {item.key: json.loads(item.value_json) for item in next(
@@ -128,9 +127,7 @@ def test_a_run_without_rows_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_refused_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_missing_package_is_refused_before_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     with pytest.raises(SetupError, match=rf"sinks=\[\"{name}\"\] needs {name}: pip install 'freewheel\[{name}\]'"):
         train(tmp_path, sinks=[name])
@@ -161,9 +158,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_a_run(tmp_path: Path) -> N
         ({"NETRC": "absent"}, "offline"),
     ],
 )
-def test_wandb_is_online_only_with_a_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], mode: str
-) -> None:
+def test_wandb_needs_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], mode: str) -> None:
     (tmp_path / "here").write_text(f"machine api.wandb.ai login user password {'k' * 40}\n")
     (tmp_path / "here").chmod(0o600)
     for name, value in variables.items():
@@ -180,9 +175,8 @@ def test_a_server_that_does_not_answer_leaves_the_run_offline(tmp_path: Path, mo
         sink = wandb.WandbSink(info(tmp_path))
         sink.write({"env_steps": 10, "loss/policy": 0.5})
         (told,) = sink.news
-        assert told.startswith(
-            f"wandb does not answer, so the run is kept offline; to upload: wandb sync {tmp_path}/wandb/"
-        )
+        offline = f"wandb does not answer, so the run is kept offline; to upload: wandb sync {tmp_path}/wandb/"
+        assert told.startswith(offline)
         sink.close({"exit_code": 0})
     assert wandb_history(tmp_path) == [{"Progress/env_steps": 10, "Loss/policy": 0.5}]
 

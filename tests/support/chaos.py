@@ -33,8 +33,8 @@ from freewheel.run.plan import Plan
 from freewheel.seeding import tree
 from freewheel.transport.pool import WorkerPool
 from freewheel.transport.workers.heartbeats import WAIT
-from freewheel.transport.workers.roster import GOOD_STEPS, Roster, WorkerSlot
 from freewheel.transport.workers.wire import SupervisedWire
+from freewheel.transport.workers.worker_slots import GOOD_STEPS, WorkerSlot, WorkerSlots
 from tests.support.costs import cost
 from tests.support.faulty_worlds import HIGH, LENGTH, LOW
 from tests.support.places import LONG
@@ -144,8 +144,7 @@ class Audit:
                 seed = row // LENGTH
                 assert count <= sum(tree(SEED, "env", lane, k) == seed for k in range(100_000)), f"lane {lane}, {seed}"
         delivered = Counter(rows.tolist())
-        trained = Counter(row for part in witness.trained for row in part.tolist())
-        assert trained <= delivered
+        assert Counter(row for part in witness.trained for row in part.tolist()) <= delivered
 
     def incarnations(self, since: float = 0.0) -> dict[int, int]:
         """The newest incarnation of each worker that has delivered since then."""
@@ -232,9 +231,9 @@ class Trial:
         return sum(one.rows for one in self.audit.deliveries)
 
     @property
-    def supervisor(self) -> Roster[Any]:
+    def supervisor(self) -> WorkerSlots[Any]:
         assert isinstance(self.collector.wire, SupervisedWire)
-        return self.collector.wire.roster
+        return self.collector.wire.worker_slots
 
     def processes(self) -> list[psutil.Process]:
         return [psutil.Process(slot.process.pid) for slot in self.supervisor.slots if slot.process is not None]
@@ -248,7 +247,7 @@ class Trial:
         self.run(lambda: all(good_steps(self.supervisor, slot) >= GOOD_STEPS for slot in self.supervisor.slots))
 
 
-def good_steps(supervisor: Roster[Any], slot: WorkerSlot[Any]) -> int:
+def good_steps(supervisor: WorkerSlots[Any], slot: WorkerSlot[Any]) -> int:
     return int(supervisor.heartbeats.memory["steps"][slot.worker]) - slot.steps
 
 
@@ -308,7 +307,7 @@ class Kill:
 class Killer:
     """Kills workers, on average `rate` per second, at times and in an order given by the seed."""
 
-    def __init__(self, supervisor: Roster[Any], rate: float, seed: int = SEED) -> None:
+    def __init__(self, supervisor: WorkerSlots[Any], rate: float, seed: int = SEED) -> None:
         self._supervisor, self._rate = supervisor, rate
         self._rng = np.random.default_rng(seed)
         self._over = threading.Event()

@@ -18,6 +18,7 @@ from freewheel.policies.spec import PolicySpec
 from freewheel.rollout.factory import CollectSpec, RunnerFactory
 
 Weights = Callable[[int], Snapshot]
+Spec = Callable[..., CollectSpec]
 UPDATES = 12
 
 

@@ -109,8 +109,6 @@ class Counting:
     def load(self, snapshot: Snapshot) -> None:
         """It has no weights."""
 
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: np.random.Generator, *, state: Any = None, greedy: bool = False) -> Decision:
         before = np.zeros((len(obs), 2), np.float32) if state is None else state
         return Decision(np.zeros(len(obs), np.int64), before[:, 0].copy(), before + np.array([1, -1], np.float32))

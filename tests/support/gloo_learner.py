@@ -16,7 +16,7 @@ import torch
 
 from freewheel.learn.sac.config import SACConfig
 from freewheel.transport.learners.group import Group
-from freewheel.transport.learners.place import RankInfo
+from freewheel.transport.learners.rank import RankInfo
 from tests.learn.ppo.test_several_learners import NORMALISED, WHOLE, Case, alone, of_share
 from tests.learn.sac.test_several_learners import learned
 

@@ -255,9 +255,7 @@ CHECKPOINTS: Mapping[str, Change] = {
     "weights are a pickle": _in_checkpoints("weights.safetensors", lambda path: path.write_bytes(PICKLE)),
     "weights are empty": _in_checkpoints("weights.safetensors", lambda path: path.write_bytes(b"")),
     "weights are 40 GB of nothing": _in_checkpoints("weights.safetensors", _sparse, sealed=False),
-    "weights are truncated": _in_checkpoints(
-        "weights.safetensors", lambda path: path.write_bytes(path.read_bytes()[:-9])
-    ),
+    "weights are truncated": _in_checkpoints("weights.safetensors", lambda one: one.write_bytes(one.read_bytes()[:-9])),
     "weights have NaN": _weights(_nan),
     "weights have none": _weights(lambda arrays: arrays.clear()),
     "weights of another shape": _weights(_swap("actor.0.weight", np.zeros((1, 1), np.float32))),
@@ -267,9 +265,7 @@ CHECKPOINTS: Mapping[str, Change] = {
     "manifest: format is text": _manifest(lambda manifest: manifest.update(format="1")),
     "manifest: files is a list": _manifest(lambda manifest: manifest.update(files=[])),
     "manifest: no files": _manifest(lambda manifest: manifest.pop("files")),
-    "manifest: a path outside": _manifest(
-        lambda manifest: manifest["files"].update({"../../config.json": {"size": 1}})
-    ),
+    "manifest: a path outside": _manifest(lambda kept: kept["files"].update({"../../config.json": {"size": 1}})),
     "manifest: an absolute path": _manifest(lambda manifest: manifest["files"].update({"/etc/passwd": {"size": 1}})),
     "manifest: entries are text": _manifest(lambda manifest: manifest["files"].update({"weights.safetensors": "x"})),
     "manifest: a negative size": _manifest(lambda manifest: manifest["files"]["policy.json"].update(size=-1)),

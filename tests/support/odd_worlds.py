@@ -51,7 +51,10 @@ class Unspeakable:
 #: What a step answers in place of `terminated`, and what the report says of it.
 FLAGS: dict[str, tuple[Any, str]] = {
     "terminated is None": (None, "wrong answer in step(): terminated must be True or False, not None"),
-    "terminated is unspeakable": (Unspeakable(), "terminated must be True or False, not Unspeakable (no text: repr() raised"),
+    "terminated is unspeakable": (
+        Unspeakable(),
+        "terminated must be True or False, not Unspeakable (no text: repr() raised",
+    ),
 }
 #: What a report says, by how a world is odd.
 STEPS = {how: text for how, (_, text) in {**ERRORS, **FLAGS}.items()}

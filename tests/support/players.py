@@ -27,9 +27,7 @@ class Constant:
 
     state_size, choice = 0, 0
 
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: np.random.Generator, *, state: Any = None, greedy: bool = False) -> Decision:
         lanes = len(obs)
         return Decision(np.full(lanes, self.choice), np.zeros(lanes, np.float32), np.zeros((lanes, 0), np.float32))
 

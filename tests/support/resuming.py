@@ -86,9 +86,7 @@ class Remembering(NumpyActor):
 
     state_size = 2
 
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: np.random.Generator, *, state: Any = None, greedy: bool = False) -> Decision:
         assert state is not None, "a Runner keeps it"
         chosen = super().act((obs + state).astype(np.float32), rng, greedy=greedy)
         return replace(chosen, state=(0.5 * state + obs).astype(np.float32))

@@ -158,8 +158,7 @@ def add_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def rows_in(path: Path) -> list[dict[str, Any]]:
     """The whole lines of metrics.jsonl."""
-    lines = (path / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_bytes().split(b"\n")[:-1]]
 
 
 def row(number: int, **values: Any) -> dict[str, Any]:

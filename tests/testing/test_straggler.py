@@ -71,8 +71,7 @@ def test_times_come_from_a_generator_of_their_own() -> None:
     env = Straggler(length=30, mean=0.002)
     observation, _ = env.reset(seed=11)
     _, times = np.random.default_rng(11).spawn(2)
-    expected = relative_times("lognormal", 31, times, 0.7)[1:] * 0.002
-    assert env.seconds == [0.0, *expected]
+    assert env.seconds == [0.0, *relative_times("lognormal", 31, times, 0.7)[1:] * 0.002]
     env = Straggler(length=2, law="constant", mean=0.25, reset_mean=0.001)
     env.reset(seed=1)
     assert env.seconds == [0.001, 0.25, 0.25], "steps and reset have their own means"
@@ -131,8 +130,7 @@ def test_a_seed_sets_the_episode_whatever_is_done() -> None:
 def test_episodes_without_a_seed_go_on_from_the_last_one() -> None:
     env, twin = Straggler(mean=0), Straggler(mean=0)
     episodes = [play(env, at_random(0), seed)[0] for seed in (8, None, None)]
-    twins = [play(twin, right_action, seed)[0] for seed in (8, None, None)]
-    np.testing.assert_array_equal(episodes, twins)
+    np.testing.assert_array_equal(episodes, [play(twin, right_action, seed)[0] for seed in (8, None, None)])
     assert len({episode.tobytes() for episode in episodes}) == 3
 
 

@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from freewheel.core import WORKER_TIME
 from freewheel.timeline import recording as recordings
-from freewheel.timeline.cells import gathered
 from freewheel.timeline.chrome import RECENT, TRACE, read
+from freewheel.timeline.merging import gathered
 from freewheel.timeline.model import Row
 from freewheel.timeline.recording import SpanRecording
 from freewheel.timeline.track import BLOCK, NAMES, SHORT, Ring, Track, TurnTrack
 from tests.support.timelines import Clock
 
 MS = 1_000_000
-STEP, INFER, WRITE, RESET, CREDIT = (
-    WORKER_TIME.index(kind) for kind in ("step", "infer", "write", "reset", "wait-credit")
-)
+USED = ("step", "infer", "write", "reset", "wait-credit")
+STEP, INFER, WRITE, RESET, CREDIT = (WORKER_TIME.index(kind) for kind in USED)
 
 
 def written(ring: Ring) -> list[tuple[str, int, int]]:
@@ -89,9 +88,7 @@ def test_a_turn_of_long_steps_is_written_in_its_order() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["step", "short", "wait", "reset"]), st.integers(1, 40 * MS)), max_size=60))
-def test_whatever_a_worker_does_its_spans_cover_its_time_and_add_up_to_what_it_counted(
-    script: list[tuple[str, int]],
-) -> None:
+def test_whatever_a_worker_does_spans_cover_its_time_and_add_up_to_its_counts(script: list[tuple[str, int]]) -> None:
     """A worker as transport/shm/worker.py drives its track: cuts between steps, `taken` at the end of fragments of 4."""
     ring, now = Ring.private(), 1000 * MS
     track, began = TurnTrack(ring, now), now

@@ -67,8 +67,7 @@ def test_it_is_asked_to_end_when_its_parent_is_killed(folder: Path) -> None:
 
 def test_a_parent_that_is_gone_already_counts(folder: Path) -> None:
     """The number of a process that is not the parent."""
-    ended = subprocess.run([sys.executable, "-m", "waits", "1"], timeout=20, check=False)
-    assert ended.returncode == 5
+    assert subprocess.run([sys.executable, "-m", "waits", "1"], timeout=20, check=False).returncode == 5
 
 
 LEAVES = """

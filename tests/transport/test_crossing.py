@@ -155,9 +155,7 @@ MODES = ("free", "one_ahead", "in_turn")
         *((*where, mode) for where, mode in zip([*APART[1:3], *TOGETHER], ("free", "one_ahead") * 2, strict=True)),
     ],
 )
-def test_rows_and_weights_cross_without_a_race(
-    machine: Callable[[], None], simulator: str, learner: str, mode: str
-) -> None:
+def test_rows_and_weights_do_not_race(machine: Callable[[], None], simulator: str, learner: str, mode: str) -> None:
     setup = Apart(simulator, learner)
     chunks = setup.train(getattr(setup, mode))
     assert sum(chunk.rows for chunk in chunks) >= VERSIONS * ROWS
@@ -185,9 +183,7 @@ def test_a_missing_wait_is_found(machine: Callable[[], None], monkeypatch: pytes
 
 
 @pytest.mark.parametrize("learner", ["cuda:0", "cuda:1", "cpu"])
-def test_memory_that_is_not_recorded_is_found(
-    machine: Callable[[], None], monkeypatch: pytest.MonkeyPatch, learner: str
-) -> None:
+def test_unrecorded_memory_is_found(machine: Callable[[], None], monkeypatch: pytest.MonkeyPatch, learner: str) -> None:
     setup = Apart("cuda:1", learner)
     monkeypatch.setattr("tests.support.pretend_gpus.Pretend.record_stream", ignored)
     setup.train(setup.free)
@@ -227,9 +223,7 @@ def test_work_beside_the_learner_is_done_on_its_gpu(machine: Callable[[], None])
         assert plain(doubled + 1).tolist() == [3.0, 3.0]
 
 
-def test_graphs_are_captured_on_the_gpu_of_their_tensors(
-    machine: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_are_captured_on_their_tensors_gpu(machine: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     captured = []
     monkeypatch.setattr("freewheel.rollout.graphs._capture", lambda *_: captured.append(torch.cuda.current_device()))
     here, there = (torch.zeros(1, device=device) for device in ("cuda:0", "cuda:1"))

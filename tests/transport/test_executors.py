@@ -19,7 +19,7 @@ import pytest
 from freewheel.core import Executor
 from freewheel.errors import EnvError, FreewheelError, SetupError, UsageError
 from freewheel.transport import executors
-from freewheel.transport.workers.place import CallTracker
+from freewheel.transport.workers.call_tracker import CallTracker
 
 LIMIT = 30.0
 Kind = Literal["thread", "process"]
@@ -75,8 +75,7 @@ def counter() -> Callable[[int], Generator[None, None, int]]:
 ENDLESS = 10**9
 
 
-class EnoughError(Exception):
-    pass
+class EnoughError(Exception): ...
 
 
 def test_a_call_in_turn_is_interrupted_where_it_yields() -> None:

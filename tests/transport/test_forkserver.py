@@ -81,8 +81,7 @@ def test_a_module_that_hangs_in_c_when_it_is_imported_is_left_out(tmp_path: Path
         "import ctypes\nlibrary, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"
         "for _ in range(2): library.pthread_mutex_lock(mutex)  # no signal ends that\n"
     )
-    child = run(tmp_path, "forkserver.prepare(['stuck'], 0.2)")[1]
-    assert child == "['1'] False False None 0"
+    assert run(tmp_path, "forkserver.prepare(['stuck'], 0.2)")[1] == "['1'] False False None 0"
 
 
 @pytest.mark.system
@@ -91,8 +90,7 @@ def test_the_server_ends_with_its_parent_whatever_a_module_has_left_in_it(tmp_pa
     lines = ("import atexit, os, threading, time", "def for_ever():", "    while True: time.sleep(1.0)")
     only_there = f"if 'multiprocessing.forkserver' in ' '.join(__import__('sys').orig_argv): {left}"
     (tmp_path / "lingers.py").write_text("\n".join((*lines, only_there)))
-    first = "forkserver.prepare(['lingers']); print(forkserver.server_pid())"
-    server = psutil.Process(int(run(tmp_path, first)[1]))
+    server = psutil.Process(int(run(tmp_path, "forkserver.prepare(['lingers']); print(forkserver.server_pid())")[1]))
     wait_until(lambda: not alive(server))
 
 
@@ -227,9 +225,7 @@ def test_what_a_process_has_started_ends_with_it(lifeline: forkserver.Lifeline, 
     wait_until(lambda: not alive(apart))
 
 
-def test_what_ends_meanwhile_spares_no_other(
-    lifeline: forkserver.Lifeline, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_ends_spares_no_other(lifeline: forkserver.Lifeline, pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process may end between the moment it is listed and the moment it is to be killed."""
     process, _, apart = with_others(lifeline, pipe, stays=False)
     end([process], LIMIT)
@@ -343,12 +339,11 @@ def test_a_server_whose_trainer_is_gone_before_it_serves_does_not_wait_for_it(tm
     assert not tmp_path.exists()
 
 
-def test_a_forked_process_does_not_take_the_temporary_files_of_its_parent_along(
+def test_a_forked_process_leaves_the_temporary_files_of_its_parent_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its server would remove them if it was killed."""
     monkeypatch.delitem(vars(multiprocessing.current_process())["_config"], "tempdir", raising=False)
-    folder = forkserver._own_temporary()
-    assert folder == util.get_temp_dir()
+    assert forkserver._own_temporary() == util.get_temp_dir()
     monkeypatch.setattr(os, "getpid", lambda: 1)
     assert forkserver._own_temporary() == ""

@@ -16,9 +16,7 @@ from freewheel.transport._multiprocessing import kept_descriptors, server_pid, t
 from tests.support.places import ROOT
 from tests.support.trainers import wait_until
 
-CHANGED = (
-    f"Python {platform.python_version()} has changed multiprocessing: mend freewheel/transport/_multiprocessing.py"
-)
+CHANGED = f"Python {platform.python_version()} changed multiprocessing: mend freewheel/transport/_multiprocessing.py"
 
 
 def command_of(pid: int | None) -> str:

@@ -79,9 +79,7 @@ def test_one_ahead_satisfies_the_contract_of_a_collector(device: DeviceSetup) ->
 
 
 @pytest.mark.parametrize("mode", [free, one_ahead])
-def test_rows_are_chosen_by_the_weights_of_their_version(
-    device: DeviceSetup, mode: Callable[[DeviceSetup], SimulationCollector]
-) -> None:
+def test_rows_are_by_the_right_weights(device: DeviceSetup, mode: Callable[[DeviceSetup], SimulationCollector]) -> None:
     chunks: list[Chunk[Tensor]] = []
     with mode(device) as simulation:
         for version in range(6):
@@ -99,15 +97,13 @@ def test_rows_are_chosen_by_the_weights_of_their_version(
 
 def test_what_it_does_is_a_row_of_the_timeline(device: DeviceSetup) -> None:
     recording = SpanRecording()
-    spec = replace(spec_of(device), trace=recording)
-    with free(device, given=spec) as simulation:
+    with free(device, given=replace(spec_of(device), trace=recording)) as simulation:
         for version in range(6):
             simulation.publish(device.snapshot(version), version * ROWS)
             simulation.collect(wait=True)
     rows = {row.name: row for row in recording.finished().rows}
     assert set(rows) == {"simulation", "collector"}, "it is on the CPU: there is no row of a GPU"
-    kinds = rows["simulation"].seconds()
-    assert {"step", "wait-credit"} <= set(kinds) <= {"step", "load", "wait-credit"}
+    assert {"step", "wait-credit"} <= set(rows["simulation"].seconds()) <= {"step", "load", "wait-credit"}
     for one, other in itertools.pairwise(rows["simulation"].spans):
         assert one.t1_s <= other.t0_s + 1e-9
 
@@ -225,8 +221,7 @@ def test_a_simulator_that_cannot_begin_is_closed(device: DeviceSetup, monkeypatc
 
 @pytest.mark.parametrize("when", ["at once", "published", "full", "collected", "failing"])
 def test_it_can_be_left_at_any_time(device: DeviceSetup, when: str) -> None:
-    class ExpectedError(Exception):
-        pass
+    class ExpectedError(Exception): ...
 
     def use(simulation: SimulationCollector) -> None:
         if when == "at once":

@@ -16,6 +16,7 @@ from torch import Tensor
 from freewheel.core import TRANSITION_FIELDS, Array, Chunk, Metrics, RowBuffer, Transitions, to_numpy
 from freewheel.errors import DivergedError, FreewheelError
 from freewheel.learn.chunks import under
+from freewheel.learn.data_parallel import own_seed, share
 from freewheel.learn.finite import SkippedUpdates, is_finite
 from freewheel.learn.mbpo.config import MBPOConfig
 from freewheel.learn.mbpo.dynamics import Ensemble, ModelSpec
@@ -27,7 +28,6 @@ from freewheel.learn.replay.buffer import ReplayBuffer
 from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec
-from freewheel.learn.together import own_seed, share
 from freewheel.seeding import tree
 
 LOOK = 0.1  # seconds between two checks whether the run has to end, during a wait for a fit

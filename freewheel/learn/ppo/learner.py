@@ -11,6 +11,7 @@ import numpy as np
 from freewheel.core import Array, Chunk, Learner, Metrics, NDArray, RowCounts, Snapshot, to_numpy
 from freewheel.errors import SetupError
 from freewheel.learn.chunks import under
+from freewheel.learn.data_parallel import checksum, gathered, own_seed, require_same
 from freewheel.learn.finite import STATISTICS, is_finite
 from freewheel.learn.moments import ReturnScale, RunningMoments
 from freewheel.learn.ppo.config import PPOConfig
@@ -19,7 +20,6 @@ from freewheel.learn.ppo.rollout_buffer import RolloutBuffer
 from freewheel.learn.ppo.targets import Coefficients, Everybody
 from freewheel.learn.ppo.torch_engine import TorchEngine
 from freewheel.learn.spec import OBS_STATISTICS, POLICY, RETURN_STATISTICS, LearnerSpec, Schedule
-from freewheel.learn.together import checksum, gathered, own_seed, require_same
 from freewheel.policies.nets import PolicyNet, TensorPolicy
 from freewheel.seeding import generator, tree
 

@@ -11,12 +11,12 @@ import torch
 
 from freewheel.core import Array, NDArray
 from freewheel.learn.adam import Adam
+from freewheel.learn.data_parallel import Split, first_of, standards
 from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.learn.ppo.targets import BREAKABLE, KL, LOSSES, Coefficients, Everybody, Minibatch, inspected, prepare
 from freewheel.learn.spec import Services
-from freewheel.learn.together import Split, first_of, standards
 from freewheel.policies.nets import PolicyNet
 from freewheel.policies.spec import ACTIVATIONS, HEADS, PolicySpec, Views, layers, network_inputs, select, views
 from freewheel.seeding import generator_state, restore_generator

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from freewheel.core import TRANSITION_FIELDS, Array, Compile, Transitions
 from freewheel.learn.adam import FusedAdam
+from freewheel.learn.data_parallel import NO_GRAPH, Split, first_of, standards, sum_gradients
 from freewheel.learn.finite import GRADIENT, WEIGHTS, first_not_finite, is_finite
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.rollout_buffer import RolloutBatch
 from freewheel.learn.ppo.targets import BREAKABLE, KL, LOSSES, Coefficients, Everybody, Minibatch, inspected, prepare
 from freewheel.learn.spec import LearnerSpec
-from freewheel.learn.together import NO_GRAPH, Split, first_of, standards, sum_gradients
 from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.torch_private import norms, scale_all
 from freewheel.rollout.graphs import Program

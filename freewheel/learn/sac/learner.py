@@ -10,6 +10,7 @@ import torch
 from freewheel.core import NDArray, to_numpy
 from freewheel.errors import SetupError
 from freewheel.learn.chunks import under
+from freewheel.learn.data_parallel import gathered
 from freewheel.learn.replay.n_step import Successors
 from freewheel.learn.replay.priority import ByError, Recent, Uniform
 from freewheel.learn.replay_learner import ReplayLearner
@@ -18,7 +19,6 @@ from freewheel.learn.sac.continuous import ContinuousUpdate
 from freewheel.learn.sac.discrete import DiscreteUpdate
 from freewheel.learn.sac.update import SACUpdate
 from freewheel.learn.spec import OBS_STATISTICS, POLICY, LearnerSpec
-from freewheel.learn.together import gathered
 from freewheel.policies.spec import HEADS
 
 

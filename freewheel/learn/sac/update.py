@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from freewheel.core import Array, Compile
 from freewheel.learn.adam import FusedAdam
+from freewheel.learn.data_parallel import NO_GRAPH, own_seed, sum_gradients
 from freewheel.learn.replay.priority import Uniform
 from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.critics import Critics
 from freewheel.learn.spec import LearnerSpec
-from freewheel.learn.together import NO_GRAPH, own_seed, sum_gradients
 from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.spec import actor_layout, select
 from freewheel.rollout.graphs import Program

@@ -11,18 +11,18 @@ from typing import Any
 
 from freewheel.config.resolve import Config, LimitOptions
 from freewheel.errors import CheckpointError, FileError
-from freewheel.files import origin
+from freewheel.files import signatures
 from freewheel.files.read import json_object
 from freewheel.metrics.meter import Budget
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.checkpoints.progress import Earlier
+from freewheel.run.checkpoints.run_progress import Earlier
 from freewheel.run.learners.versions import check_number, never_saved, newest_of_all
 from freewheel.run.naming import CHECKPOINTS, CONFIG, METRICS, SUMMARY, Result
 from freewheel.run.planning import print_line
 from freewheel.run.saved import SavedRun, lock_run, open_run
 from freewheel.run.trainer import followed, run
 from freewheel.sinks.sink import Sink
-from freewheel.transport.learners.place import RankInfo, of_torchrun
+from freewheel.transport.learners.rank import RankInfo, of_torchrun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +155,6 @@ def _summary(path: Path) -> Mapping[str, Any]:
     if not os.path.lexists(path):
         return {}
     try:
-        return origin.unsealed(json_object(path), str(path))
+        return signatures.unsealed(json_object(path), str(path))
     except FileError as error:
         raise FileError(f"{error}; or remove it, and resume will write it again") from None

@@ -17,7 +17,7 @@ from freewheel.errors import FreewheelError
 from freewheel.files.outage import Outage
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import BEST, COLLECTOR, LEARNER, PROGRESS, Content
-from freewheel.run.checkpoints.progress import Earlier, RunProgress
+from freewheel.run.checkpoints.run_progress import Earlier, RunProgress
 from freewheel.run.checkpoints.segments import RowsCut, Segments, restore
 from freewheel.run.checkpoints.store import Store, WrittenCheckpoint
 from freewheel.run.naming import CHECKPOINTS

@@ -20,7 +20,7 @@ from freewheel.rollout.probe import usable_cores
 from freewheel.run.evaluation.episodes import Call, EpisodeResult, Score, play_round, scored
 from freewheel.seeding import evaluation_episodes
 from freewheel.transport.executors import ProcessExecutor, wait_for_any
-from freewheel.transport.workers.place import At
+from freewheel.transport.workers.call_tracker import At
 
 MOST = 64  # processes that play at the same time, at most
 WAITS = 0.5  # an environment that computes for a smaller share of a step mostly waits
@@ -200,7 +200,7 @@ class Players:
 
     def __init__(self, make: Callable[[], Player], spec: EnvSpec, lanes: int, cost: Cost, *, in_turn: bool) -> None:
         self._make, self._spec, self._lanes, self._cost, self.in_turn = make, spec, lanes, cost, in_turn
-        self._crew: list[Player] = []
+        self._replicas: list[Player] = []
         self._order: EpisodeRequest | None = None
         self._parts: deque[tuple[int, int]] = deque()  # (index of weights, first episode), not yet handed out
         self._busy: dict[Player, tuple[int, int]] = {}
@@ -220,7 +220,7 @@ class Players:
         self._order, self._played = order, [{} for _ in order.weights]
         self._parts = deque((which, first) for first in firsts for which in range(len(order.weights)))
         self._size = self.most(len(self._parts), alone=alone)
-        self._crew += [self._make() for _ in range(self._size - len(self._crew))]
+        self._replicas += [self._make() for _ in range(self._size - len(self._replicas))]
 
     def poll(self, wait: float) -> Sequence[Score] | FreewheelError | None:
         order, until = self._order, monotonic() + wait
@@ -261,7 +261,7 @@ class Players:
         return max(1, length) * (self._cost.step + ACT) * self._lanes
 
     def _hand_out(self, order: EpisodeRequest) -> None:
-        for player in self._crew[: self._size]:
+        for player in self._replicas[: self._size]:
             if self._parts and player not in self._busy:
                 which, first = self._parts.popleft()
                 wanted = min(self._lanes, order.episodes - first)
@@ -302,7 +302,7 @@ class ProcessPlayers(Players):
     def _fitting(self) -> int:
         """Return how many processes fit in memory, including those that already run."""
         free = free_memory() * SHARE_OF_MEMORY
-        return len(self._crew) + int(free / self._cost.memory)
+        return len(self._replicas) + int(free / self._cost.memory)
 
     @override
     def slowest(self) -> SlowCall | None:
@@ -322,7 +322,7 @@ class ProcessPlayers(Players):
 
     def close(self) -> None:
         self.cancel()
-        executors = [player.executor for player in self._crew if isinstance(player, ProcessPlayer)]
+        executors = [player.executor for player in self._replicas if isinstance(player, ProcessPlayer)]
         for executor in executors:
             executor.hang_up()
         with ExitStack() as stack:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from freewheel.config.machine import find_devices
 from freewheel.core import EnvSpec
 from freewheel.errors import SetupError
-from freewheel.transport.learners.place import of_torchrun
+from freewheel.transport.learners.rank import of_torchrun
 
 if TYPE_CHECKING:
     from freewheel.config.resolve import Config

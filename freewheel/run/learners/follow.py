@@ -10,7 +10,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from freewheel.errors import FAILED, FreewheelError
 from freewheel.run.checkpoints import checkpoint
-from freewheel.run.learners.crew import Crew, told_failures, wait_for_path
+from freewheel.run.learners.learner_processes import LearnerProcesses, told_failures, wait_for_path
 from freewheel.run.learners.versions import FOLDER, chosen_state
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan
@@ -20,7 +20,7 @@ from freewheel.run.trainer import train_part
 from freewheel.sinks.sink import Outputs
 from freewheel.transport.clock import clock
 from freewheel.transport.learners.group import JOIN, Group
-from freewheel.transport.learners.place import RankInfo, receive
+from freewheel.transport.learners.rank import RankInfo, receive
 
 
 def main(place: RankInfo, message: bytes) -> None:
@@ -39,20 +39,20 @@ def follow(place: RankInfo, message: bytes | None = None) -> tuple[Path, int]:
             whole, resumed = cloudpickle.loads(receive(store) if message is None else message)
             group = Group(place, store)
             with told_failures(group), Watchdog(stop, whole.config.env.label, whole.config.env.timeouts):
-                return _train(Crew(place, group), group, whole, stop, resumed=resumed)
+                return _train(LearnerProcesses(place, group), group, whole, stop, resumed=resumed)
         except FreewheelError as error:
             return Path(), error.exit_code
 
 
-def _train(crew: Crew, group: Group, whole: Plan, stop: Stop, *, resumed: bool) -> tuple[Path, int]:
+def _train(replicas: LearnerProcesses, group: Group, whole: Plan, stop: Stop, *, resumed: bool) -> tuple[Path, int]:
     path = wait_for_path(group)
     if path is None:
         return Path(), FAILED
-    folder = path / FOLDER / str(crew.place.rank)
+    folder = path / FOLDER / str(replicas.place.rank)
     earlier = chosen_state(folder, group) if resumed else None
     if earlier is None:
         checkpoint.make_private(folder)
-    result = train_part(_silent(whole, folder), crew, stop, (), Outputs(quiet=True, sinks=()), earlier)
+    result = train_part(_silent(whole, folder), replicas, stop, (), Outputs(quiet=True, sinks=()), earlier)
     return result.path, result.exit_code
 
 

@@ -12,7 +12,7 @@ from freewheel.config.resolve import Config
 from freewheel.errors import UsageError
 from freewheel.run.learners.devices import task_beside
 from freewheel.run.plan import Plan, Share
-from freewheel.transport.learners.place import RankInfo
+from freewheel.transport.learners.rank import RankInfo
 
 
 def by_torchrun(config: Config, place: RankInfo | None) -> Config:

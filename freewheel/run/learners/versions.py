@@ -8,10 +8,10 @@ from freewheel.errors import CheckpointError, FileError, SetupError
 from freewheel.files.read import json_object
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.checkpoints.checkpoint import PROGRESS, Name
-from freewheel.run.checkpoints.progress import Earlier
+from freewheel.run.checkpoints.run_progress import Earlier
 from freewheel.run.naming import CHECKPOINTS
 from freewheel.transport.learners.group import JOIN, Group
-from freewheel.transport.learners.place import RankInfo
+from freewheel.transport.learners.rank import RankInfo
 
 FOLDER = "learners"  # in a run directory: the folders of all learners but the first
 CHOSEN = "agreed"  # the note with the exchange that the run resumes from

@@ -21,7 +21,7 @@ from freewheel.core import Collector, Executor, MakeExecutor
 from freewheel.files import disk
 from freewheel.metrics.meter import Meter
 from freewheel.metrics.workers import WorkerState, own_environments
-from freewheel.rollout.whereabouts import SINCE, cells
+from freewheel.rollout.call_state import SINCE, cells
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.evaluation.schedule import EvaluationSchedule
 from freewheel.run.live.status import (

@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, get_args
 from freewheel.errors import FileError
 from freewheel.files import read
 from freewheel.metrics.workers import WorkerState
-from freewheel.transport.workers.place import call_of
+from freewheel.transport.workers.call_tracker import call_of
 
 STATUS = "status.json"
 FORMAT = 1

@@ -22,7 +22,7 @@ from freewheel.metrics.names import SHARES
 from freewheel.run.live.following import state_of
 from freewheel.run.live.status import STATUS, EvaluatorStatus, Status, Worker, called, read_status
 from freewheel.run.naming import LOCK, SUMMARY
-from freewheel.sinks.words import duration
+from freewheel.sinks.formats import duration
 
 LONG = 2.0  # seconds above which a call or a wait counts as long
 STALE = 3.0  # seconds without a new status; the trainer writes one every second

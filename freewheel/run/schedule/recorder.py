@@ -35,7 +35,7 @@ from freewheel.run.schedule.log import (
     as_json,
     checksums,
 )
-from freewheel.timeline.parties import WatchedExecutor
+from freewheel.timeline.trainer_tracks import WatchedExecutor
 
 WRITE_EVERY = 1.0  # seconds
 MOST_WAITING = 600  # blocks of lines that may wait for a failing disk; recording ends if there are more

@@ -34,7 +34,7 @@ from freewheel.run.schedule.answers import Answers, EndOfSchedule
 from freewheel.run.schedule.collector import ComparedCollector, DifferenceError, ReplayCollector
 from freewheel.run.schedule.log import FILE, Check, Schedule, describe
 from freewheel.run.schedule.recorder import versions
-from freewheel.timeline.parties import WatchedExecutor
+from freewheel.timeline.trainer_tracks import WatchedExecutor
 
 REPORT_EVERY = 2.0  # seconds
 

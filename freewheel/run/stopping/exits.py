@@ -8,7 +8,7 @@ from types import FrameType
 
 from freewheel.envs.lane import Lane
 from freewheel.errors import EnvError, SetupError
-from freewheel.rollout.whereabouts import CONSTRUCT, PHASE, cells
+from freewheel.rollout.call_state import CONSTRUCT, PHASE, cells
 
 PACKAGE = str(Path(__file__).parents[2])  # the folder of Freewheel's code
 

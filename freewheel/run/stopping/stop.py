@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from freewheel.errors import SIGNALLED, EnvError
-from freewheel.rollout.whereabouts import PHASE, SINCE, cells
+from freewheel.rollout.call_state import PHASE, SINCE, cells
 from freewheel.run.stopping.exits import left
 from freewheel.transport.clock import clock
 from freewheel.transport.forkserver import Leftovers

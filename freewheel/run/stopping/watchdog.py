@@ -27,10 +27,8 @@ from typing import NoReturn, Self
 
 from freewheel.errors import FAILED, SIGNALLED, printable
 from freewheel.files import disk
-from freewheel.files.output import WHITE
-from freewheel.rollout.factory import Timeouts
-from freewheel.rollout.kernel import compiled
-from freewheel.rollout.whereabouts import (
+from freewheel.files.stdout import WHITE
+from freewheel.rollout.call_state import (
     ALL,
     BEAT,
     CODE,
@@ -44,10 +42,12 @@ from freewheel.rollout.whereabouts import (
     STEP,
     cells,
 )  # fmt: skip
+from freewheel.rollout.factory import Timeouts
+from freewheel.rollout.kernel import compiled
 from freewheel.run.stopping.exits import ExitCalled, lane_of
 from freewheel.run.stopping.stop import END_SIGNALS, ClosingError, Endable, Stop, TimeUp
 from freewheel.transport.clock import clock
-from freewheel.transport.workers.place import CLOSE_LIMIT
+from freewheel.transport.workers.call_tracker import CLOSE_LIMIT
 
 TICK = 0.1  # seconds between two checks
 PREPARE = 1.0  # seconds between two summaries for the native thread

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from freewheel.core import Env, EpisodePrefix, NDArray, SeedStream
 from freewheel.registry import changed, with_defaults
+from freewheel.rollout.call_state import CALL, CONSTRUCT, ELSEWHERE, PHASE, RESET, SINCE, cells
 from freewheel.rollout.factory import MakeEnv
-from freewheel.rollout.whereabouts import CALL, CONSTRUCT, ELSEWHERE, PHASE, RESET, SINCE, cells
 from freewheel.run.stopping.stop import Stop, Wrap
 
 Replay: TypeAlias = Callable[

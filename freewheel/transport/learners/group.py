@@ -17,7 +17,7 @@ import numpy as np
 
 from freewheel.core import Array, NDArray
 from freewheel.errors import PeerLostError, SetupError
-from freewheel.transport.learners.place import LOOPBACK, RankInfo
+from freewheel.transport.learners.rank import LOOPBACK, RankInfo
 
 if TYPE_CHECKING:
     import torch

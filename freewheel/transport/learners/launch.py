@@ -12,7 +12,7 @@ from typing import Self
 
 from freewheel.transport import forkserver
 from freewheel.transport.learners.group import JOIN, Group
-from freewheel.transport.learners.place import RankInfo, open_store
+from freewheel.transport.learners.rank import RankInfo, open_store
 
 GRACE = 10.0  # seconds for learners to end after the first one has ended
 KNOWN = 2.0  # seconds within which the exit code of an ended process is known

@@ -19,9 +19,9 @@ from time import monotonic
 from typing import Any
 
 from freewheel.errors import EnvError, SetupError
+from freewheel.rollout.call_state import ALL, LANE, LANES, SEEDS, STEP
+from freewheel.rollout.call_state import cells as here
 from freewheel.rollout.factory import Timeouts
-from freewheel.rollout.whereabouts import ALL, LANE, LANES, SEEDS, STEP
-from freewheel.rollout.whereabouts import cells as here
 from freewheel.transport import forkserver
 from freewheel.transport.clock import LOOK, Limit, clock
 from freewheel.transport.workers import heartbeats as phase
@@ -83,7 +83,7 @@ class Barrier:
         self._who, self._where = who, where
         self._limits = (timeouts.construct, timeouts.reset, timeouts.step, timeouts.step)  # by phase
         self._asked = 0.0  # when the processes were last woken
-        self._waiting = False  # for their answers
+        self._waiting, self._first = False, phase.CONSTRUCT  # for their answers; see _answers
         self.processes: list[ForkServerProcess] = []
         self._lines: list[WakePipe] = []
         self._held = ExitStack()
@@ -111,11 +111,10 @@ class Barrier:
         except BaseException as error:
             self.close(broken=True)
             if isinstance(error, OSError):
-                raise SetupError(
-                    f"cannot start {len(arguments)} processes ({error}): use fewer environments"
-                ) from error
+                what = f"cannot start {len(arguments)} processes ({error}): use fewer environments"
+                raise SetupError(what) from error
             raise
-        return self._answers(lambda _: None)
+        return self._answers(lambda _: None, phase.CONSTRUCT)
 
     def wake(self) -> list[Any]:
         """Wake each process and return the answers; None: an answer without a value."""
@@ -126,8 +125,9 @@ class Barrier:
         waiting = iter(values)
         return self._answers(lambda line: line.send(next(waiting)))
 
-    def _answers(self, begin: Callable[[WakePipe], None]) -> list[Any]:
-        here[LANE] = ALL
+    def _answers(self, begin: Callable[[WakePipe], None], first: int = phase.STEP) -> list[Any]:
+        """`first`: the phase of a process that has not begun anything since it was asked."""
+        here[LANE], self._first = ALL, first
         self._asked, self._waiting = monotonic(), True
         answers = list[Any]()
         try:
@@ -148,20 +148,22 @@ class Barrier:
         while True:
             late = self._late(number)
             if late:
-                limit = self._limits[self.heartbeats.memory.numbers["phase"][late[0]]]
-                raise self._ended(late, f"did not answer within {limit:g} s")
+                raise self._ended(late, f"did not answer within {self._call(late[0])[1]:g} s")
             self._show(number)
             if self._lines[number].wait(LOOK):
                 return
 
     def _late(self, first: int) -> list[int]:
         """Return the processes from `first` on that have not answered and exceed the time limit of their call."""
-        late, memory = [], self.heartbeats.memory.numbers
-        for number in range(first, len(self._lines)):
-            since = max(self._asked, memory["since"][number] * 1e-9)
-            if clock.age(since) > self._limits[memory["phase"][number]] and not self._lines[number].wait(0.0):
-                late.append(number)
-        return late
+        calls = {number: self._call(number) for number in range(first, len(self._lines))}
+        late = [number for number, (since, limit) in calls.items() if clock.age(since) > limit]
+        return [number for number in late if not self._lines[number].wait(0.0)]
+
+    def _call(self, number: int) -> tuple[float, float]:
+        """Return when the present call of this process began, and its time limit. An older record is of an earlier call."""
+        memory = self.heartbeats.memory.numbers
+        since = memory["since"][number] * 1e-9
+        return max(since, self._asked), self._limits[memory["phase"][number] if since >= self._asked else self._first]
 
     def _show(self, number: int) -> None:
         memory = self.heartbeats.memory.numbers

@@ -17,7 +17,7 @@ from freewheel.transport import forkserver
 from freewheel.transport.clock import clock
 from freewheel.transport.shm.sync import ProcessLock
 from freewheel.transport.workers.heartbeats import NO_LANES_LEFT
-from freewheel.transport.workers.roster import Roster, WorkerSlot
+from freewheel.transport.workers.worker_slots import WorkerSlot, WorkerSlots
 
 LOOK = 0.2  # seconds between two checks of the heartbeats
 STUCK = 1.0  # seconds: a worker that holds a lock for longer must have been stopped
@@ -25,7 +25,7 @@ GRACE = 1.0  # seconds for workers to end by themselves, and again after SIGTERM
 
 
 @dataclass
-class Supervisor(Roster[ForkServerProcess]):
+class Supervisor(WorkerSlots[ForkServerProcess]):
     """Keeps `count` workers running, from its own thread."""
 
     spawn: Callable[[int, int], ForkServerProcess]  # (worker, incarnation) -> a process, not yet started

@@ -15,7 +15,7 @@ from freewheel.errors import cut
 from freewheel.rollout.probe import Phase
 from freewheel.transport.clock import TICK, clock
 from freewheel.transport.shm.memory import SharedArrays
-from freewheel.transport.workers.place import call_of
+from freewheel.transport.workers.call_tracker import call_of
 
 PHASES = ("construct", "reset", "step", "wait")
 CONSTRUCT, RESET, STEP, WAIT = range(4)

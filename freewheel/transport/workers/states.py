@@ -1,4 +1,4 @@
-"""The state of each worker, by its heartbeat and the roster."""
+"""The state of each worker, by its heartbeat and its slot."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 from freewheel.core import WORKER_TIME
 from freewheel.metrics.workers import WorkerState
 from freewheel.transport.workers.heartbeats import PHASES, STEP, UNKNOWN, WAIT
-from freewheel.transport.workers.roster import Roster, WorkerSlot
+from freewheel.transport.workers.worker_slots import WorkerSlot, WorkerSlots
 
 
-def worker_states(roster: Roster[Any], lanes: int) -> list[WorkerState]:
+def worker_states(worker_slots: WorkerSlots[Any], lanes: int) -> list[WorkerState]:
     """Return the states of all workers. Any thread may call this; the values of one worker may be a moment apart."""
-    heartbeats, memory, now = roster.heartbeats, roster.heartbeats.memory, time.monotonic_ns()
+    heartbeats, memory, now = worker_slots.heartbeats, worker_slots.heartbeats.memory, time.monotonic_ns()
     names = ("phase", "kind", "steps", "died", "ready", "lane", "seed", "before")
     columns = zip(*(memory[name].tolist() for name in names), strict=True)
     ages, waited = heartbeats.call_age().tolist(), heartbeats.waited().tolist()
-    limits = (roster.limits.construct, roster.limits.reset, roster.limits.step)
-    why = {loss.worker: loss.reason for loss in list(roster.losses)}
+    limits = (worker_slots.limits.construct, worker_slots.limits.reset, worker_slots.limits.step)
+    why = {loss.worker: loss.reason for loss in list(worker_slots.losses)}
     states = []
-    for slot, cells, age, wait in zip(roster.slots, columns, ages, waited, strict=True):
+    for slot, cells, age, wait in zip(worker_slots.slots, columns, ages, waited, strict=True):
         phase, kind, steps, died, ready, lane, seeds, before = cells
         gone, process = _gone(slot, died, ready), slot.process
         waits, died_s = phase == WAIT, round(max(0, now - died) * 1e-9, 3) if died else None

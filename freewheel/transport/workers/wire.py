@@ -19,9 +19,9 @@ from freewheel.seeding import Position
 from freewheel.transport.shm.memory import NEVER
 from freewheel.transport.wire import Fragment, Wire, WorkerRows
 from freewheel.transport.workers.heartbeats import Heartbeats, Stragglers, kind
-from freewheel.transport.workers.progress import WorkerProgress
-from freewheel.transport.workers.roster import Roster
 from freewheel.transport.workers.states import worker_states
+from freewheel.transport.workers.worker_progress import WorkerProgress
+from freewheel.transport.workers.worker_slots import WorkerSlots
 
 TABLES = 64  # tables of contexts to keep: an episode's table is found by the version with which the episode began
 
@@ -37,9 +37,9 @@ class Size:
 
 
 class SupervisedWire(Wire):
-    """A wire with workers on a roster. A subclass defines what they write, and how it arrives."""
+    """A wire to workers that are started, watched and replaced here. A subclass defines what they write, and how it arrives."""
 
-    roster: Roster[Any]
+    worker_slots: WorkerSlots[Any]
     heartbeats: Heartbeats
     stragglers: Stragglers
 
@@ -65,10 +65,10 @@ class SupervisedWire(Wire):
         self._resume: dict[int, dict[str, NDArray]] = {}  # by worker: where it begins
         self._final: _FinalState | None = None
 
-    def _watch_over(self, roster: Roster[Any], times: NDArray) -> None:
-        """Use this roster of workers and their times [W, len(WORKER_TIME)] over all incarnations."""
-        self.roster, self.heartbeats = roster, roster.heartbeats
-        self.stragglers = Stragglers(roster.heartbeats, times)
+    def _watch_over(self, worker_slots: WorkerSlots[Any], times: NDArray) -> None:
+        """Use these workers and their times [W, len(WORKER_TIME)] over all incarnations."""
+        self.worker_slots, self.heartbeats = worker_slots, worker_slots.heartbeats
+        self.stragglers = Stragglers(worker_slots.heartbeats, times)
 
     @abstractmethod
     def account(self, worker: int) -> WorkerRows: ...
@@ -84,10 +84,10 @@ class SupervisedWire(Wire):
 
     def _check(self) -> None:
         """Raise an error if no rows can come any more."""
-        if self.roster.error is not None:
-            raise self.roster.error
-        if self.roster.given_up == self.authors:
-            last = self.roster.losses[-1]
+        if self.worker_slots.error is not None:
+            raise self.worker_slots.error
+        if self.worker_slots.given_up == self.authors:
+            last = self.worker_slots.losses[-1]
             raise EnvError(f"every worker was given up, the last one because it {last.reason}\n{last.report}".rstrip())
 
     def produced(self, worker: int) -> int:
@@ -121,13 +121,13 @@ class SupervisedWire(Wire):
         return {"queue_util": used, "queue/fragments": float(waiting), "queue/slots": float(slots)}
 
     def workers(self) -> list[WorkerState]:
-        return [] if self._final is not None else worker_states(self.roster, self.lanes)
+        return [] if self._final is not None else worker_states(self.worker_slots, self.lanes)
 
     def messages(self) -> list[str]:
         """Return losses of workers, reports of environments, and stragglers, each once."""
         if self._final is not None:
             return self._final.messages()
-        losses, self._losses_shown = self.roster.losses[self._losses_shown :], len(self.roster.losses)
+        losses, self._losses_shown = self.worker_slots.losses[self._losses_shown :], len(self.worker_slots.losses)
         self._reported.update(kind(loss.report) for loss in losses)
         reports = []
         for worker, since in enumerate(self._reports_shown):
@@ -140,8 +140,8 @@ class SupervisedWire(Wire):
 
     def summary(self) -> Mapping[str, Any]:
         return self._final.summary if self._final is not None else {
-            "worker_restarts": self.roster.restarts,
-            "workers_lost": self.roster.given_up,
+            "worker_restarts": self.worker_slots.restarts,
+            "workers_lost": self.worker_slots.given_up,
             "out_of_space": int(self.heartbeats.memory["out_of_space"].sum()),
             "episodes_produced": self.stragglers.produced(),
             "workers": self.stragglers.table(),
@@ -149,13 +149,13 @@ class SupervisedWire(Wire):
 
     def state(self) -> dict[str, NDArray]:
         """Return where each worker's lanes are by the delivered rows, and the next incarnation number."""
-        state = {"incarnation": np.array([1 + max(slot.incarnation for slot in self.roster.slots)])}
+        state = {"incarnation": np.array([1 + max(slot.incarnation for slot in self.worker_slots.slots)])}
         for worker, progress in enumerate(self._progress):
             state |= {f"{worker}.{name}": np.asarray(value) for name, value in progress.state().items()}
         return state
 
     def restore(self, state: Mapping[str, NDArray]) -> None:
-        for slot in self.roster.slots:
+        for slot in self.worker_slots.slots:
             slot.incarnation = int(state["incarnation"][0]) - 1
         for worker, progress in enumerate(self._progress):
             own = f"{worker}."

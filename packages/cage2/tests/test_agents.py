@@ -66,8 +66,7 @@ def test_meander_takes_each_of_its_options_alike() -> None:
     nets, red = NetworkStates(lanes), MeanderAgent(lanes)
     nets.known[:] = BIT[9] | BIT[10] | BIT[12]
     red._swept[:], red._scanned[:] = 1, 0
-    chance = (np.arange(lanes) + 0.5) / lanes
-    kind, target = red.act(np.ones(lanes, np.bool_), nets, chance)
+    kind, target = red.act(np.ones(lanes, np.bool_), nets, (np.arange(lanes) + 0.5) / lanes)
     assert set(kind) == {SCAN}
     assert np.unique(target, return_counts=True)[1].tolist() == pytest.approx([lanes / 3] * 3, abs=1)
 

@@ -146,8 +146,7 @@ def test_an_event_that_is_a_tenth_rarer_is_noticed(key: str) -> None:
     found = []
     for pair in PAIRS:
         kept = recorded(*pair)
-        rarer = kept | {key: np.random.default_rng(0).binomial(kept[key], 0.9)}
-        found += unlike_events(rarer, kept, len(PAIRS))
+        found += unlike_events(kept | {key: np.random.default_rng(0).binomial(kept[key], 0.9)}, kept, len(PAIRS))
     assert found
     assert all(text.startswith(f"{key}[") for text in found)
 

@@ -143,10 +143,8 @@ def test_green_scans_one_host_every_other_step() -> None:
     assert obs[..., 1:].sum() == 0
     scanned = obs[..., 0]
     assert scanned.sum(axis=1).max() == 1
-    share = dict(zip(HOSTS, scanned.mean(axis=0).tolist(), strict=True))
-    for host, rate in share.items():
-        expected = 1 / 16 if host.startswith(("User", "Enterprise")) else 0.0
-        assert rate == pytest.approx(expected, abs=0.016), host
+    for host, rate in dict(zip(HOSTS, scanned.mean(axis=0).tolist(), strict=True)).items():
+        assert rate == pytest.approx(1 / 16 if host.startswith(("User", "Enterprise")) else 0.0, abs=0.016), host
 
 
 def test_red_prefers_the_most_promising_exploit() -> None:

@@ -28,9 +28,7 @@ class Whim:
 
     state_size = 0
 
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: np.random.Generator, *, state: Any = None, greedy: bool = False) -> Decision:
         assert greedy
         return Decision(np.array([whim(row) for row in obs]), np.zeros(len(obs), np.float32), np.zeros((len(obs), 0)))
 
@@ -90,8 +88,7 @@ def test_the_total_is_the_sum_of_all_means_and_the_spread_is_that_of_a_sample() 
     assert board.total == pytest.approx(-27.0)
     assert cells[0].spread == pytest.approx(np.std((1, 2, 6), ddof=1))
     assert ScoreCell(30, "SleepAgent", (0.0,)).spread == 0.0
-    data = board.to_json()
-    assert json.loads(json.dumps(data))["cells"][1]["mean"] == pytest.approx(-3.0)
+    assert json.loads(json.dumps(board.to_json()))["cells"][1]["mean"] == pytest.approx(-3.0)
     names = [who for who, _ in official.comparison(board)]
     assert names[0] == official.THIS
     assert names[1:3] == ["CardiffUni, 1st*", "Keeping it RL, 2nd*"]

@@ -75,5 +75,4 @@ def test_letters_differ_and_text_is_as_wide_as_they_are() -> None:
     assert not any(glyph[:, 5].any() for glyph in canvas.GLYPHS.values())
     picture = canvas.blank(80, 30, (0, 0, 0))
     assert canvas.write(picture, (4, 5), "Ab 1", WHITE, 2) == 4 + 4 * 6 * 2
-    ink = sum(int(canvas.GLYPHS[letter].sum()) for letter in "ab1")
-    assert covered(picture) == 4 * ink
+    assert covered(picture) == 4 * sum(int(canvas.GLYPHS[letter].sum()) for letter in "ab1")

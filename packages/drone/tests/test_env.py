@@ -24,8 +24,7 @@ GOAL_SEEN = slice(10, 13)  # columns of the policy's observation
 
 
 def make(num_envs: int = 8, **options: Any) -> RoughDrone:
-    small = {"lidar": False, "levels": 2, "tiles_per_level": 1} | options
-    return RoughDrone(num_envs, **small)
+    return RoughDrone(num_envs, **{"lidar": False, "levels": 2, "tiles_per_level": 1} | options)
 
 
 def noise(env: RoughDrone, seed: int = 0) -> Iterator[Tensor]:

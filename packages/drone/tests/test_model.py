@@ -42,16 +42,14 @@ def played(
 def test_an_imagined_step_of_the_true_motion_is_the_step_of_the_world(options: dict[str, Any]) -> None:
     ends, found = 0, 0.0
     for model, state, action, after, reward, terminated in played(50, episode_seconds=4.0, **options):
-        motion = model.encode(after[MODEL_STATE], state)[:, : model.predicted]
-        imagined = model.successor(state, action, motion)
+        imagined = model.successor(state, action, model.encode(after[MODEL_STATE], state)[:, : model.predicted])
         torch.testing.assert_close(imagined, after[MODEL_STATE], atol=1e-5, rtol=0)
         for name, columns in model.observe(imagined).items():
             torch.testing.assert_close(columns, after[name], atol=2e-4, rtol=0)
         torch.testing.assert_close(model.reward(state, action, imagined), reward, atol=1e-5, rtol=0)
         assert torch.equal(model.termination(state, action, imagined), terminated)
         ends += int(terminated.sum())
-        cells = slice(quad.STATE + 9, quad.STATE + 10)
-        found += float((imagined - state)[:, cells].sum())
+        found += float((imagined - state)[:, slice(quad.STATE + 9, quad.STATE + 10)].sum())
     assert ends > 10
     assert found > 1000  # includes rewards for seen cells
 
@@ -98,8 +96,7 @@ def test_the_map_survives_as_bits() -> None:
     for model, state, *_ in played(3, lidar=False, tile_size=30.0, levels=1, level=0):
         lanes = model.lanes_of(state)
         lanes = lanes._replace(seen=torch.rand(lanes.seen.shape, generator=torch.Generator().manual_seed(2)) < 0.5)
-        again = model.lanes_of(torch.cat(model.state_of(lanes), 1))
-        for one, two in zip(lanes, again, strict=True):
+        for one, two in zip(lanes, model.lanes_of(torch.cat(model.state_of(lanes), 1)), strict=True):
             assert one.dtype == two.dtype
             assert torch.equal(one, two)
 

@@ -106,9 +106,7 @@ def test_drag_follows_its_law(linear: float, quadratic: float) -> None:
     assert float(speed) == pytest.approx(expected, rel=0.01)
     cfg = dataclasses.replace(THRUST, drag_linear=linear * 5, drag_quadratic=quadratic * 20)
     end = fly(cfg, hovering(), torch.zeros(100, 1, 4), tensor(1.0, -0.5, 0.0))[-1]
-    torch.testing.assert_close(
-        end[:, quad.VELOCITY], tensor(1.0, -0.5, 0.0), atol=0.05, rtol=0
-    )  # the velocity of the wind
+    torch.testing.assert_close(end[:, quad.VELOCITY], tensor(1.0, -0.5, 0.0), atol=0.05, rtol=0)  # that of the wind
 
 
 def test_a_heavier_body_accelerates_less() -> None:

@@ -135,7 +135,7 @@ def test_the_way_flown_grows() -> None:
 
 def test_the_side_view_shows_drone_goal_and_ground_by_the_way() -> None:
     picture = drawn([at(4, 6, 1.0), at(8, 6, 3.0)])
-    assert on_side(picture, 4, 3.0) == INK  # 4 m flown
+    assert on_side(picture, 4, 3.0) == INK
     assert on_side(picture, 2, 2.0) == PATH
     assert on_side(picture, 14, 1.5) == GOAL  # 10 m are left
     for along, seen in ((3.0, tuple), (6.0, ahead)):
@@ -208,8 +208,7 @@ def test_the_outcome_is_shown(outcome: str) -> None:
     picture = drawn([at(4, 6), at(8, 6, outcome=outcome)])
     text = picture[12:40, PLOT_AT[0] :].reshape(-1, 3)
     assert tuple(OUTCOMES[outcome][1]) in {tuple(pixel) for pixel in text.tolist()}
-    body = CRASH if outcome == "crashed" else INK
-    assert on_map(picture, 8, 6) == on_side(picture, 4, 1.5) == body
+    assert on_map(picture, 8, 6) == on_side(picture, 4, 1.5) == (CRASH if outcome == "crashed" else INK)
 
 
 @pytest.mark.parametrize("position", [(-3.0, 30.0, 9.0), (18.0, 6.0, 1.5), (float(SIDE), 0.0, -4.0)])
@@ -331,8 +330,7 @@ def test_a_world_that_is_drawn_is_not_captured() -> None:
 def test_an_env_of_one_lane_draws_it() -> None:
     register_ids()
     options: dict[str, Any] = {"levels": 1, "tiles_per_level": 1, "lidar": False, "disable_env_checker": True}
-    world = gymnasium.make("freewheel/RoughDrone-v0", render_mode="ansi", num_envs=2, **options)
-    env = DeviceEnv(world, "drone")
+    env = DeviceEnv(gymnasium.make("freewheel/RoughDrone-v0", render_mode="ansi", num_envs=2, **options), "drone")
     env.reset([training_episodes(0, lane) for lane in range(2)])
     env.step(torch.zeros(2, 3))
     assert "D" in env.render()

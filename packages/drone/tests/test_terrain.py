@@ -92,8 +92,7 @@ def test_the_lidar_sees_rough_ground_and_many_pillars_as_a_fine_march_does() -> 
 
 def test_channels_and_azimuths_are_as_asked() -> None:
     cfg = dataclasses.replace(CFG, lidar_channels=3, lidar_azimuths=5)
-    eye = np.array([12.0, 12.0, 1.0])
-    seen = lidar(world(cfg=cfg), eye, 0.0, cfg)
+    seen = lidar(world(cfg=cfg), np.array([12.0, 12.0, 1.0]), 0.0, cfg)
     ground, too_far, sky = 2.0, 5.0, 5.0  # under -30°, under -7.5°, above
     np.testing.assert_allclose(seen, [[ground, too_far, sky]] * 5, atol=1e-4)
     assert np.isfinite(lidar(world(FLAT + 1), np.array([12.0, 12.0, 0.5]), 0.0)).all(), "under the ground too"
@@ -139,8 +138,7 @@ def test_every_pillar_in_reach_is_known_everywhere() -> None:
     terrain = Terrain(CFG, [rough], "cpu")
     spots = np.random.default_rng(0).uniform(0, CFG.tile_size, (500, 2))
     gaps = np.linalg.norm(rough.pillars[:, :2] - spots[:, None], axis=-1) - rough.pillars[:, 2]
-    position = torch.tensor(np.c_[spots, np.zeros(500)], dtype=torch.float32)
-    _, pillar = terrain.touch(HERE.expand(500), position)
+    _, pillar = terrain.touch(HERE.expand(500), torch.tensor(np.c_[spots, np.zeros(500)], dtype=torch.float32))
     near = gaps.min(1) < CFG.lidar_range
     assert near.mean() > 0.9
     np.testing.assert_allclose(pillar[:, 0][near], gaps.min(1)[near], atol=1e-4)

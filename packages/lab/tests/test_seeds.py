@@ -1,5 +1,4 @@
-"""Tests of `--seeds`: several runs of one command, their names, their table, their exit code and
-their end."""
+"""Tests of `--seeds`: several runs of one command, their names, their table, their exit code and their end."""
 
 from __future__ import annotations
 
@@ -141,18 +140,13 @@ def test_a_dry_run_shows_the_plan_of_all(tmp_path: Path, capfd: Capture) -> None
     argv = ["train", IDENTITY, "--seeds", "1..3", "--jobs", "2", "--dry-run", "--runs-dir", str(tmp_path / "runs")]
     assert cli.main([*argv, "--run", "mine"]) == 0
     lines, runs = capfd.readouterr().out.splitlines(), tmp_path / "runs"
-    assert lines[-3:] == [
-        "seeds    1, 2, 3: 2 at once",
-        f"runs     {runs / 'mine-s1'} to mine-s3",
-        f"table    {runs / 'mine-seeds.json'}",
-    ]
+    where = [f"runs     {runs / 'mine-s1'} to mine-s3", f"table    {runs / 'mine-seeds.json'}"]
+    assert lines[-3:] == ["seeds    1, 2, 3: 2 at once", *where]
     assert not runs.exists()
 
 
 @pytest.mark.system
-def test_seeds_train_side_by_side_and_are_reported(
-    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_train_together_and_are_reported(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     runs = tmp_path / "runs"
     argv = [IDENTITY, *SMALL, "--steps", "64", "--runs-dir", str(runs), "--run", "mine"]
@@ -173,9 +167,7 @@ def test_seeds_train_side_by_side_and_are_reported(
 
 
 @pytest.mark.system
-def test_a_seed_that_fails_is_named_and_leaves_no_litter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture
-) -> None:
+def test_a_failed_seed_is_named_without_litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capture) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     broken = SeedGroup("it", tmp_path / "it-seeds.json", [SeedRun(1, tmp_path / "it-s1")], 1, Budget())
     assert broken.start(["NoSuchWorld-v0", "--runs-dir", str(tmp_path)], 1.0) == 1

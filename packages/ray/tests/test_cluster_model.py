@@ -67,8 +67,7 @@ def test_a_look_finds_all_that_has_come_since_the_last_one() -> None:
 
 @pytest.mark.parametrize("unit", ["fragments", "episodes"])
 def test_a_learner_is_the_limit_where_it_learns_all_the_time(unit: Unit) -> None:
-    slow = replace(CONSTANT, learn=flat(0.001), episode=100)
-    outcome = simulate(replace(FAR, unit=unit), slow, NO_COSTS)
+    outcome = simulate(replace(FAR, unit=unit), replace(CONSTANT, learn=flat(0.001), episode=100), NO_COSTS)
     assert outcome.rate == pytest.approx(1000, rel=0.03)
     assert outcome.limit == "learner"
     assert outcome.busy["lag bound"] > 0.4, "workers wait for credit"
@@ -98,8 +97,7 @@ def test_a_store_is_the_limit_of_large_fragments_only() -> None:
 
 def test_what_computes_shares_the_cores_of_one_machine() -> None:
     """8 workers that compute all the time on 2 cores: a quarter of the ideal."""
-    burning = replace(CONSTANT, computes=0.01)
-    outcome = simulate(Setting(workers=8, nodes=1, cores=2), burning, NO_COSTS)
+    outcome = simulate(Setting(workers=8, nodes=1, cores=2), replace(CONSTANT, computes=0.01), NO_COSTS)
     assert outcome.share == pytest.approx(0.25, rel=0.05)
     assert outcome.limit == "processor"
 

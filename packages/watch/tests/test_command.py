@@ -7,6 +7,7 @@ import socket
 import sys
 import tomllib
 from pathlib import Path
+from typing import TypeAlias
 
 import psutil
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from freewheel.cli.main import main
 from tests.support.places import ROOT
 from tests.support.watching import LIMIT, row, until, watch, write_run
+
+Capture: TypeAlias = pytest.CaptureFixture[str]
 
 
 def test_it_ends_by_ctrl_c_with_pages_open_at_lower_priority(tmp_path: Path) -> None:
@@ -58,7 +61,7 @@ def test_every_file_of_the_page_is_part_of_the_package() -> None:
     assert (static / "uplot" / "LICENSE").read_text().startswith("The MIT License")
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert main(["watch", "--runs-dir", str(tmp_path), "--port", str(port)]) == 1
@@ -74,18 +77,14 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFix
         (["one", "two"], "give one run, not one two; the page compares several"),
     ],
 )
-def test_what_cannot_be_is_said_in_one_line(
-    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_is_said_in_one_line(argv: list[str], said: str, tmp_path: Path, capsys: Capture) -> None:
     assert main(["watch", *argv, "--runs-dir", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
 
 
-def test_without_the_extra_it_says_what_to_install(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_says_what_to_install(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert main(["watch", "--runs-dir", str(tmp_path)]) == 1
     assert "pip install 'freewheel-watch[dash]', or use --tui\n" in capsys.readouterr().err

@@ -88,8 +88,7 @@ def test_the_page_names_no_other_host(known: Page) -> None:
         text = known.get(f"/{name}").text
         assert text
         assert not re.search(r"https?://|//\w+\.\w+", text), name
-    page = known.get("/").text
-    assert not re.search(r"<script(?![^>]* src=)|<style| style=| on\w+=", page)
+    assert not re.search(r"<script(?![^>]* src=)|<style| style=| on\w+=", known.get("/").text)
 
 
 @pytest.mark.parametrize(

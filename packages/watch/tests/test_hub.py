@@ -47,9 +47,7 @@ def test_messages_come_in_their_order_until_the_end() -> None:
     assert asyncio.run(story()) == [b"event: run\ndata: {}\n\n", b"event: runs\ndata: []\n\n"]
 
 
-def test_a_new_status_is_told_at_once_and_not_with_the_next_poll(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_status_is_told_at_once_and_not_at_the_next_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "POLL", 1e9)
     run = write_run(tmp_path / "it", [row(1)])
 
@@ -58,9 +56,8 @@ def test_a_new_status_is_told_at_once_and_not_with_the_next_poll(
         await watching.list_runs()
         reading, client = asyncio.create_task(watching.run()), watching.join(["it"])
         assert client is not None
-        told = (
-            json.loads(event.partition(b"data: ")[2]) async for event in client.events() if b"event: run\n" in event
-        )
+        events = (event async for event in client.events() if b"event: run\n" in event)
+        told = (json.loads(event.partition(b"data: ")[2]) async for event in events)
         found = []
         async with asyncio.timeout(LIMIT):
             for state in ("step", "down"):
@@ -90,8 +87,7 @@ def test_there_are_only_so_many_clients(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_it_while_runs_are_still_being_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory may have many folders. The reader checks after each one whether the list is still
-    wanted."""
+    """A directory may have many folders. The reader checks after each one whether the list is still wanted."""
 
     def reading(directory: Path, over: Callable[[], bool]) -> list[RunEntry]:
         os.kill(os.getpid(), signal.SIGINT)

@@ -34,11 +34,8 @@ PICTURE = "return document.querySelector(arguments[0] + ' canvas')?.toDataURL() 
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("watched") / "runs"
     for number, name in enumerate(("sweep-s1", "sweep-s2", "sweep-s3")):
-        write_run(
-            folder / name,
-            [row(k, return_mean=float(k + number), eval_return=0.5 * k) for k in range(1, 40)],
-            seed=number,
-        )
+        rows = [row(k, return_mean=float(k + number), eval_return=0.5 * k) for k in range(1, 40)]
+        write_run(folder / name, rows, seed=number)
     (folder / "sweep-seeds.json").write_text("{}")
     write_run(folder / "many", [row(k) for k in range(1, 90)], mode="continuous", workers=100)
     return folder
@@ -64,10 +61,8 @@ def text(window: Any, selector: str) -> str:
 
 
 def texts(window: Any, selector: str) -> list[str]:
-    found = window.execute_script(
-        "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)", selector
-    )
-    return list(found)
+    script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+    return list(window.execute_script(script, selector))
 
 
 def shown(window: Any, selector: str) -> bool:
@@ -127,9 +122,7 @@ def numbers_are_those_of_the_rows(window: Any, run: Path) -> None:
     names = ("return_mean", "steps_per_s", "updates_per_s", "queue_util", "buffer_util", "cpu_util", "updates")
     assert {name: shown[name] for name in names} == pytest.approx({name: written[name] for name in names})
     by_produced = {one["produced"]: one for one in rows_in(run)}[ledger["produced"]]
-    assert {key: ledger[key] for key in ("trained", "queued", "open")} == {
-        key: by_produced[key] for key in ("trained", "queued", "open")
-    }
+    assert all(ledger[key] == by_produced[key] for key in ("trained", "queued", "open")), ledger
     assert ledger["dropped"] == sum(by_produced["dropped"].values())
     assert text(window, "#ledger-check") == "✓ every row is accounted for"
 
@@ -188,13 +181,10 @@ def test_seeds_of_a_group_are_one_curve_with_a_band(window: Any, page: Page) -> 
     assert complaints(window) == []
 
 
-def test_a_hundred_workers_are_readable_and_nothing_is_wider_than_the_window(
-    window: Any, page: Page, runs: Path
-) -> None:
+def test_a_hundred_workers_are_readable_and_nothing_is_wider_than_a_window(window: Any, page: Page, runs: Path) -> None:
     dead = 42
     with FileLock(runs / "many" / ".lock"):
-        states = ("step", "step", "wait-credit", "reset")
-        workers = [worker(k, states[k % 4]) for k in range(100)]
+        workers = [worker(k, ("step", "step", "wait-credit", "reset")[k % 4]) for k in range(100)]
         workers[dead] = worker(dead, "down", restarts=3, waits_for="its replacement: it was killed")
         write_status(runs / "many", workers)
         for width, height, dark in ((1400, 1000, False), (390, 844, True)):
@@ -218,8 +208,7 @@ def test_a_run_with_a_trace_has_a_timeline_in_place_of_shares(window: Any, page:
     eventually(lambda: not shown(window, "#gantt"))
     complaints(window)  # of a timeline that is gone if this test is repeated
     eventually(lambda: shown(window, "#shares canvas"), what="no shares are drawn")
-    spans = [Span("step", 60.0 + k, 60.8 + k) for k in range(29)]
-    rows = [Row(f"worker {k}", "envs", spans) for k in range(4)]
+    rows = [Row(f"worker {k}", "envs", [Span("step", 60.0 + k, 60.8 + k) for k in range(29)]) for k in range(4)]
     part = runs / "many" / ".part-timeline.json"
     part.write_text(json.dumps(Timeline(rows, begin_s=60.0, end_s=90.0).to_json()))
     part.rename(runs / "many" / "timeline.json")
@@ -274,9 +263,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page
 
 
-def test_words_of_others_run_nothing_ask_for_nothing_and_leave_the_page_in_shape(
-    evil: Page, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_words_of_others_do_nothing_and_harm_no_page(evil: Page, tmp_path_factory: pytest.TempPathFactory) -> None:
     with browser(tmp_path_factory.mktemp("browser")) as window:
         window.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": LISTENER})
         window.get(evil.address)
@@ -296,9 +283,8 @@ def test_words_of_others_run_nothing_ask_for_nothing_and_leave_the_page_in_shape
                 assert window.execute_script("return document.documentElement.scrollWidth") <= width, name
                 assert "ours" in texts(window, "#run-list td.name")
                 assert window.execute_script("return document.querySelector('main').scrollHeight") < 6 * height, name
-                assert not re.search("[\u202a-\u202e\u2066-\u2069]", text(window, "body")), (
-                    "it would turn other words round"
-                )
+                turning = "[\u202a-\u202e\u2066-\u2069]"  # such a sign would turn other words round
+                assert not re.search(turning, text(window, "body")), name
                 if shots := os.environ.get("SHOTS"):
                     window.save_screenshot(f"{shots}/{width}-{names.index(name)}.png")
         assert complaints(window) == []

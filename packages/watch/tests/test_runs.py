@@ -31,9 +31,7 @@ def lines(folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_runs_are_listed_with_groups_together_and_damage_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_listed_by_group_and_damage_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "both-seeds.json").touch()
     make(tmp_path / "old", ago=7200.0, exit_code=1, ended="failed", error="it broke\nbadly")
     make(tmp_path / "both-s2", seed=2, ago=130.0, best_eval=10.0)
@@ -75,9 +73,8 @@ def test_a_narrow_terminal_cuts_what_is_wrong_before_what_a_run_is(tmp_path: Pat
     out.print(table(list_runs(tmp_path), time.time(), out.width))
     written = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert len(written) == 2
-    assert all(
-        word in written[1] for word in ("first", "CartPole-v1", "ppo", "lockstep", "1,234", "9.2", "failed", "1 min")
-    )
+    words = ("first", "CartPole-v1", "ppo", "lockstep", "1,234", "9.2", "failed", "1 min")
+    assert all(word in written[1] for word in words)
 
 
 def test_ages_have_one_unit() -> None:

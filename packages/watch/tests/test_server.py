@@ -1,5 +1,4 @@
-"""Tests of the server. It sends everything first and then what is new, to many clients, and it
-drops clients that do not read."""
+"""Tests of the server: everything first, then what is new, to many clients; those that do not read are dropped."""
 
 from __future__ import annotations
 
@@ -138,8 +137,7 @@ def test_twenty_clients_are_told_the_same_and_the_run_is_read_once(page: Page, r
         streams = [stack.enter_context(page.events("sweep-s1")) for _ in range(CLIENTS)]
         for events in streams:
             assert len(until(events, "run")["points"]) == 3
-        files = [file.path for file in psutil.Process(page.process.pid).open_files() if "metrics" in file.path]
-        assert len(files) <= 1
+        assert len([file.path for file in psutil.Process(page.process.pid).open_files() if "metrics" in file.path]) <= 1
         add_rows(runs / "sweep-s1", [row(4)])
         for events in streams:
             assert [point[0] for point in until(events, "run")["points"]] == [4.0]
@@ -151,9 +149,8 @@ def test_a_client_that_reads_nothing_is_dropped_and_the_others_go_on(page: Page,
         until(events, "run")
         memory = psutil.Process(page.process.pid).memory_info().rss
         for count in range(3):
-            (slow / "metrics.jsonl").write_text(
-                "".join(json.dumps(row(n, return_mean=count)) + "\n" for n in range(3000))
-            )
+            text = "".join(json.dumps(row(n, return_mean=count)) + "\n" for n in range(3000))
+            (slow / "metrics.jsonl").write_text(text)
             new = 0
             while new < 3000:  # the file may be read before all of it is written
                 told = until(events, "run")
@@ -170,9 +167,7 @@ def test_it_reads_and_never_writes(page: Page, runs: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in runs.rglob("*")} == before
 
 
-def test_workers_of_a_run_that_trains_are_told_and_a_trainer_that_says_nothing_is_silent(
-    page: Page, runs: Path
-) -> None:
+def test_workers_of_a_training_are_told_and_a_trainer_that_says_nothing_is_silent(page: Page, runs: Path) -> None:
     states = [("step", None), ("wait-credit", None), ("step", 3.0), ("down", 0.5), ("step", 99.0)]
     with FileLock(runs / "sweep-s2" / ".lock"):
         write_status(runs / "sweep-s2", [worker(k, state, died_s=died) for k, (state, died) in enumerate(states)])
@@ -222,8 +217,7 @@ def test_connections_without_a_whole_request_are_closed_and_keep_nobody_out(page
         assert page.get("/").status == 200
         until(events, "alive")
         assert server.num_fds() < 300
-        drips = connected(stack, page, HALF)
-        assert until_closed(drips)  # single bytes do not make a whole request
+        assert until_closed(connected(stack, page, HALF))  # single bytes do not make a whole request
         assert page.get("/").status == 200
         for link in links:
             with pytest.raises((ConnectionError, AssertionError)):

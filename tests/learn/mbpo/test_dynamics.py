@@ -77,8 +77,7 @@ def test_the_flat_gradient_is_the_slope_of_the_loss(predict: Predict, learns: tu
     for sign in (1, -1):
         model.vector.copy_(start + sign * 1e-2 * direction)
         losses.append(model.gradient(rows).double().item())
-    slope = (losses[0] - losses[1]) / 2e-2
-    assert slope == pytest.approx(float(grad @ direction), rel=2e-2, abs=1e-3)
+    assert (losses[0] - losses[1]) / 2e-2 == pytest.approx(float(grad @ direction), rel=2e-2, abs=1e-3)
     model.vector.copy_(start)
     model.gradient(rows)
     assert torch.equal(model.grad, grad)  # nothing of other calls adds up
@@ -111,8 +110,7 @@ def test_members_do_not_know_each_other() -> None:
     assert len(before) == len(model.params)
     for name, value in model.params.items():
         assert value.grad is not None
-        same = [torch.equal(value.grad[e], before[name][e]) for e in range(4)]
-        assert same == [True, True, False, True], name
+        assert [torch.equal(value.grad[e], before[name][e]) for e in range(4)] == [True, True, False, True], name
 
 
 def test_members_begin_different_and_a_seed_repeats_them() -> None:
@@ -211,8 +209,7 @@ def test_elites_share_the_rows_evenly_and_at_random() -> None:
         chosen.append(member == 3)
     first, second = chosen
     assert (first & second).float().mean() == pytest.approx(0.25, abs=0.04)  # a fresh draw for every step
-    halves = first[:1000].float().mean(), first[1000:].float().mean()
-    assert halves == pytest.approx((0.5, 0.5), abs=0.06)
+    assert (first[:1000].float().mean(), first[1000:].float().mean()) == pytest.approx((0.5, 0.5), abs=0.06)
 
 
 def test_what_elites_expect_on_average() -> None:
@@ -266,8 +263,7 @@ def test_two_different_elites_are_compared_for_each_row() -> None:
     found = drawn.disagreement
     assert found is not None
     assert found.shape == (301,)
-    ratios = (found / found.min()).sqrt().round().int().tolist()
-    assert set(ratios) == {1, 9, 10}, "1 - 0, 10 - 1, 10 - 0"
+    assert set((found / found.min()).sqrt().round().int().tolist()) == {1, 9, 10}, "1 - 0, 10 - 1, 10 - 0"
 
 
 def fitted(spec: ModelSpec, rows: Tensor, steps: int = 200) -> Ensemble:
@@ -351,6 +347,5 @@ def test_columns_of_choices_are_not_scaled(predict: Predict) -> None:
     inputs = model._inputs(obs, number)
     assert inputs[:, 2:].sum(0).tolist() == [999, 1, 0]
     torch.testing.assert_close(inputs[:, :2].std(0, unbiased=False), torch.ones(2))
-    loss = model.gradient(rows.expand(2, -1, -1))
-    assert loss.isfinite()
+    assert model.gradient(rows.expand(2, -1, -1)).isfinite()
     assert model.grad.isfinite().all()

@@ -29,8 +29,7 @@ def world(count: int, seed: int = 0) -> Tensor:
     x, y, a = torch.rand(3, count, generator=rng) * 2 - 1
     noise = torch.randn(2, count, generator=rng) * torch.tensor(NOISE)[:, None]
     successor = torch.stack([0.9 * x + 0.5 * a + noise[0], y - 1000 * (x + noise[1])], dim=1)
-    obs = torch.stack([x, y], dim=1)
-    return pack(obs, a[:, None], SMALL * (x + 2 * a), a > 0.5, torch.ones(count), successor)
+    return pack(torch.stack([x, y], dim=1), a[:, None], SMALL * (x + 2 * a), a > 0.5, torch.ones(count), successor)
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +43,14 @@ def test_a_linear_world_with_noise_is_recovered_at_every_scale(fitted: tuple[Fit
     x, a = torch.linspace(-0.8, 0.8, 9), torch.tensor([-0.8, 0.8])
     grid = torch.cartesian_prod(x, a).repeat(2000, 1)
     obs, action = torch.stack([grid[:, 0], torch.zeros(len(grid))], dim=1), grid[:, 1:]
-    rng = torch.Generator().manual_seed(9)
-    reported = fitter.ensemble.sample(obs, action, torch.as_tensor(fit.elites), rng)
+    reported = fitter.ensemble.sample(obs, action, torch.as_tensor(fit.elites), torch.Generator().manual_seed(9))
     assert reported.reward is not None
     truth = torch.stack([0.9 * obs[:, 0] + 0.5 * action[:, 0], -1000 * obs[:, 0]], dim=1)
     errors = (reported.next_obs - truth).view(2000, 18, 2)
     assert errors.mean(0)[:, 0].abs().max() < 0.05
     assert errors.mean(0)[:, 1].abs().max() < 100  # of slopes that span 1600
-    deviation = errors.std((0, 1))
-    torch.testing.assert_close(deviation, torch.tensor([NOISE[0], 1000 * NOISE[1]]), rtol=0.2, atol=0)
-    rewards = reported.reward / SMALL - obs[:, 0] - 2 * action[:, 0]
-    assert rewards.view(2000, 18).mean(0).abs().max() < 0.1
+    torch.testing.assert_close(errors.std((0, 1)), torch.tensor([NOISE[0], 1000 * NOISE[1]]), rtol=0.2, atol=0)
+    assert (reported.reward / SMALL - obs[:, 0] - 2 * action[:, 0]).view(2000, 18).mean(0).abs().max() < 0.1
 
 
 def test_its_metrics(fitted: tuple[Fitter, Fit]) -> None:
@@ -70,8 +66,7 @@ def test_its_metrics(fitted: tuple[Fitter, Fit]) -> None:
 
 
 def test_ends_are_learned_where_they_must_be() -> None:
-    spec = replace(SPEC, learns_termination=True)
-    fitter = Fitter(spec, CONFIG, 0, "cpu", "off")
+    fitter = Fitter(replace(SPEC, learns_termination=True), CONFIG, 0, "cpu", "off")
     fit = fitter(world(2000))
     assert fit.metrics["model/termination_error"] < 0.15  # 0.375 for who knows the rate alone
     action = torch.tensor([[0.9], [0.1], [-0.9]])
@@ -118,8 +113,7 @@ def test_progress_of_one_member_keeps_all_going_up_to_the_limit() -> None:
 def test_weights_that_explode_are_never_kept() -> None:
     fitter = Scripted([[1.0, math.nan, 1.0], *[[math.nan] * 3] * 9])
     before = fitter.ensemble.params["0.weight"].detach().clone()
-    fit = fitter(world(50))
-    assert 1 not in fit.elites.tolist()
+    assert 1 not in fitter(world(50)).elites.tolist()
     assert torch.equal(fitter.ensemble.params["0.weight"][1], before[1])
 
 
@@ -178,8 +172,7 @@ def test_an_epoch_sees_every_sample_of_every_member_once(monkeypatch: pytest.Mon
     assert len(list(fitter._epoch(steps))) == steps
     assert [rows.shape for rows in seen] == [(3, 64, SPEC.columns.width)] * steps
     x = torch.cat(seen, dim=1)[:, :, 0].sort(dim=1).values
-    expected = fitter._data[fitter._order[:, : steps * 64]][:, :, 0].sort(dim=1).values
-    assert torch.equal(x, expected)
+    assert torch.equal(x, fitter._data[fitter._order[:, : steps * 64]][:, :, 0].sort(dim=1).values)
     assert float(fitter._loss) == 2.0 * steps
 
 
@@ -200,8 +193,7 @@ def test_the_oldest_rows_make_room() -> None:
     for part in rows.split([60, 30, 30, 150]):
         fitter._append(part)
         last = rows[: fitter.seen][-100:]
-        kept = fitter._data[: fitter.rows]
-        assert kept[:, 0].sort().values.tolist() == last[:, 0].sort().values.tolist()
+        assert fitter._data[: fitter.rows][:, 0].sort().values.tolist() == last[:, 0].sort().values.tolist()
     assert fitter.rows == 100
     assert fitter(rows[:0]).metrics["model/rows"] == 100
 
@@ -227,8 +219,7 @@ def test_an_answer_is_a_value() -> None:
 def test_a_fit_that_is_not_finite_changes_nothing_and_says_so() -> None:
     fitter = Fitter(SPEC, replace(CONFIG, model_lr=1e12, max_epochs=2), 0, "cpu", "off")
     before = fitter.ensemble.vector.clone()
-    fit = fitter(world(100))
-    assert fit.not_finite == "error on held-out rows"
+    assert fitter(world(100)).not_finite == "error on held-out rows"
     assert torch.equal(fitter.ensemble.vector, before)
     assert all(value.eq(0).all() for value in fitter._moments.values())
     fitter._adam.param_groups[0]["lr"] = 1e-3
@@ -243,8 +234,7 @@ def test_another_fitter_continues_bit_for_bit_with_the_rows_and_the_last_fit(mod
     fit = first(rows[50:90])
     expected = first(rows[90:])
     kept = rows[max(0, 90 - model_rows) : 90]
-    second = Fitter(SPEC, config, 99, "cpu", "off")
-    found = second(Continuation(rows[90:], kept, fit.state, fit.fitter))
+    found = Fitter(SPEC, config, 99, "cpu", "off")(Continuation(rows[90:], kept, fit.state, fit.fitter))
     assert found.metrics == expected.metrics
     assert found.fitter.keys() == expected.fitter.keys() == {"exp_avg", "exp_avg_sq", "step", "rng", "seen"}
     for ours, theirs in ((found.state, expected.state), (found.fitter, expected.fitter)):
@@ -254,8 +244,7 @@ def test_another_fitter_continues_bit_for_bit_with_the_rows_and_the_last_fit(mod
 
 def test_where_rows_are_missing_it_continues_with_those_that_are_there() -> None:
     config, rows = replace(CONFIG, max_epochs=1), world(130).numpy()
-    first = Fitter(SPEC, config, 0, "cpu", "off")
-    fit = first(rows[:90])
+    fit = Fitter(SPEC, config, 0, "cpu", "off")(rows[:90])
     second = Fitter(SPEC, config, 0, "cpu", "off")
     found = second(Continuation(rows[90:], rows[30:90], fit.state, fit.fitter))
     assert second.rows == found.metrics["model/rows"] == 100

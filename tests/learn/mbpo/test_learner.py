@@ -69,8 +69,7 @@ def test_mbpo_keeps_the_promises_of_a_learner(options: dict[str, Any], normalise
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 1.0])
 def test_priorities_and_several_steps_are_for_real_rows(ratio: float) -> None:
     learner = mbpo_for(replace(SMALL, batch=32, real_ratio=ratio, priority="td", n_step=3, gamma=0.5))
-    data = play(SPEC, learner.snapshot(), (6, 2))
-    learner.observe(sign(data))
+    learner.observe(sign(play(SPEC, learner.snapshot(), (6, 2))))
     rows = learner.replay.newest(12).clone()
     rows[:, -4] = 1.0  # of the model: nothing ends
     learner.replay.columns.split(rows).terminated.zero_()
@@ -179,8 +178,7 @@ def test_a_rollout_that_ends_is_not_gone_on_with() -> None:
     assert rows.terminated.any()
     assert torch.equal(rows.terminated, (rows.next_obs[:, 0] > 0).float())
     begun = 4 * EVERY
-    ended = int(rows.terminated[:begun].sum())
-    assert 0 < ended < begun
+    assert 0 < int(rows.terminated[:begun].sum()) < begun
     assert float(rows.obs[begun:, 0].max()) <= 0
     assert len(rows.obs) == sum(int((rows.obs[:begun, 0] + 0.5 * k <= 0).sum()) for k in range(1, 6)) + begun
 
@@ -212,8 +210,7 @@ def test_a_fit_is_asked_for_every_so_many_rows_with_what_is_new() -> None:
 
 
 def test_the_model_is_never_more_than_two_fits_worth_behind() -> None:
-    executor = Planted(slow=True)
-    learner = mbpo_for(executors=executor)
+    learner = mbpo_for(executors=Planted(slow=True))
     lags, fresh = list[int](), list[bool]()
 
     def look() -> None:
@@ -234,8 +231,7 @@ def test_a_wait_for_a_model_can_be_interrupted() -> None:
         def result(self, wait: float = 0.0) -> Fit | None:
             return None
 
-    class StopNowError(Exception):
-        pass
+    class StopNowError(Exception): ...
 
     calls = list[int]()
 
@@ -278,8 +274,7 @@ def test_it_says_what_it_is_doing() -> None:
 
 
 def test_counters_and_what_publications_say() -> None:
-    learner = mbpo_for(executors=Planted())
-    reported = feed(learner, 16)
+    reported = feed(mbpo_for(executors=Planted()), 16)
     last = reported[-1]
     assert (last["real_data"], last["agent_updates"]) == (32, 8)
     assert (last["model_data"], last["dynamics_updates"]) == (2 * EVERY // 2, 10 + 20)
@@ -289,9 +284,8 @@ def test_counters_and_what_publications_say() -> None:
     later = next(row for row in reported if row["real_data"] == STARTS + S and "model/lag_rows" in row)
     assert later["model/lag_rows"] == S
     assert "model/holdout" not in later, "the metrics of a fit are reported once"
-    assert all({"real_data", "model_data", "agent_updates", "dynamics_updates"} <= row.keys() for row in reported), (
-        "counters belong in every row"
-    )
+    counters = {"real_data", "model_data", "agent_updates", "dynamics_updates"}
+    assert all(counters <= row.keys() for row in reported), "counters belong in every row"
 
 
 def test_after_a_restart_the_fitter_is_given_all_real_rows() -> None:
@@ -305,8 +299,7 @@ def test_after_a_restart_the_fitter_is_given_all_real_rows() -> None:
     assert torch.equal(model_rows(twin).obs, model_rows(learner).obs)
     feed(twin, 6)
     assert len(executor.asked) == 1
-    rows = twin.replay.newest(twin.pace.rows)[:40].numpy()
-    np.testing.assert_array_equal(executor.asked[0], rows)
+    np.testing.assert_array_equal(executor.asked[0], twin.replay.newest(twin.pace.rows)[:40].numpy())
     twin.update()
     assert (twin._fits, twin._model_rows) == (3, 40)
 
@@ -359,9 +352,7 @@ def test_with_every_executor_it_works_and_what_the_fitter_raises_is_raised_here(
     assert learner.model_buffer.count > 0
     expected = serial_model or serial_model.update(first) or first
     for name, value in expected.items():
-        torch.testing.assert_close(
-            first[name], value, msg=f"{name}: the first model is not that of the serial executor"
-        )
+        torch.testing.assert_close(first[name], value, msg=f"{name}: the first model is not the serial executor's")
 
 
 @pytest.mark.parametrize("has_final_obs", [False, True])
@@ -379,8 +370,7 @@ def test_multi_step_errors_are_those_of_rows_that_happened(has_final_obs: bool, 
     over, move = data.terminated | data.truncated, DELTA.numpy() + np.array([bias, 0, 0], np.float32)
     for t in range(12):
         if t:
-            goes_on = (data.valid & ~over)[t - 1][:, None]
-            data.obs[t] = np.where(goes_on, data.next_obs[t - 1], np.round(data.obs[t]))
+            data.obs[t] = np.where((data.valid & ~over)[t - 1][:, None], data.next_obs[t - 1], np.round(data.obs[t]))
         data.next_obs[t] = data.obs[t] + move
     data.next_obs[4, 0] = 77.0
     if not has_final_obs:

@@ -65,8 +65,7 @@ def test_rows_step_from_where_they_began_until_they_end() -> None:
     torch.testing.assert_close(two.next_obs[[0, 2]], column(1.0, 4.0))
     assert two.valid.tolist() == [True, False, True]
     assert two.terminated.tolist() == [False, False, True]
-    three = env.step(column(1.0, 1.0, 1.0))
-    assert three.valid.tolist() == [True, False, False]
+    assert env.step(column(1.0, 1.0, 1.0)).valid.tolist() == [True, False, False]
     torch.testing.assert_close(env.obs, column(2.0, 2.0, 2.0))  # the dead stay where they were
     env.begin(column(1, 1, 1))
     assert env.alive.all()
@@ -89,8 +88,7 @@ def test_a_rollout_stops_where_models_disagree_more_than_is_usual(factor: float 
     highest = math.inf if factor is None else 9.5 * math.sqrt(factor)
     assert env.step(torch.zeros(21, 1)).valid.tolist() == [x / 2 <= highest for x in range(21)]
     env.begin(torch.zeros(21, 1))
-    valid = torch.stack([env.step(torch.ones(21, 1)).valid for _ in range(25)])
-    assert valid.sum(0).tolist() == [steps] * 21
+    assert torch.stack([env.step(torch.ones(21, 1)).valid for _ in range(25)]).sum(0).tolist() == [steps] * 21
 
 
 @pytest.mark.parametrize("wild", [math.inf, math.nan])
@@ -194,8 +192,7 @@ def test_constant_columns_are_left_out() -> None:
     model = Ensemble(ModelSpec(Columns(2, 1), 2, (), "direct", True, False), "cpu")  # says (0, 0), always
     model.statistics["in_scale"][1] = 0
     seen = torch.full((5, 4, 2), 3.0)
-    batch = trajectory(5, 4)._replace(obs=seen, next_obs=seen)
-    error = open_loop_error(model, torch.arange(2), batch, 2, whole(2))
+    error = open_loop_error(model, torch.arange(2), trajectory(5, 4)._replace(obs=seen, next_obs=seen), 2, whole(2))
     torch.testing.assert_close(error, torch.tensor([3.0, 3.0]))
 
 
@@ -234,9 +231,7 @@ def test_a_rule_is_the_tasks_own(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "spread", "actions"), [("CartPole-v1", (3.0, 1.0, 0.3, 1.0), 2), ("Acrobot-v1", (3.1, 3.1, 4.0, 8.0), 3)]
 )
-def test_a_rule_of_classic_control_is_the_tasks_own_from_any_state(
-    name: str, spread: tuple[float, ...], actions: int
-) -> None:
+def test_a_rule_of_classic_control_holds_from_any_state(name: str, spread: tuple[float, ...], actions: int) -> None:
     """Also where random actions would hardly ever lead."""
     env: Any = gymnasium.make(name).unwrapped
     env.reset(seed=1)
@@ -267,9 +262,7 @@ def test_a_rule_of_classic_control_is_the_tasks_own_from_any_state(
         ("CartPole-v1", {}, 2, -12 * math.pi / 180, 12 * math.pi / 180),
     ],
 )
-def test_both_ends_of_a_range(
-    name: str, healthy: dict[int, float], column: int, low: float, high: float | None
-) -> None:
+def test_both_ends_of_ranges(name: str, healthy: dict[int, float], column: int, low: float, high: float | None) -> None:
     bounds = [low] if high is None else [low, high]
     middle = 1.25 if high is None else (low + high) / 2
     values = [value for bound in bounds for value in (bound + 1e-3, bound - 1e-3)]

@@ -175,8 +175,7 @@ def test_what_is_chosen_goes_before_what_is_declared_and_that_before_what_is_kno
     ],
 )
 def test_the_plan_says_what_is_predicted(options: dict[str, Any], declared: ModelTask | None, said: str) -> None:
-    world = WorldFacts(slices=SLICES, model_task=declared)
-    spec = replace(mbpo_for().spec, world=world)
+    spec = replace(mbpo_for().spec, world=WorldFacts(slices=SLICES, model_task=declared))
     assert MBPOConfig(**options).describe(spec).endswith(f"which predict {said}")
 
 
@@ -273,8 +272,7 @@ def test_the_drone_is_modelled_by_21_numbers_and_goes_on_after_a_restart_as_with
     for name, value in ends[0].items():
         assert np.array_equal(np.asarray(value), np.asarray(ends[1][name])), name
     rows = learner.replay.columns.split(learner.model_buffer.newest(learner.model_buffer.count))
-    sizes = [part.stop - part.start for part in env.spec.slices]
-    policy, critic, state_after = rows.next_obs.split(sizes, 1)
+    policy, critic, state_after = rows.next_obs.split([part.stop - part.start for part in env.spec.slices], 1)
     for name, columns in env.spec.model_task.observe(state_after).items():
         assert torch.equal(columns, {"policy": policy, "critic": critic}[name])
 
@@ -292,8 +290,7 @@ def test_a_model_of_the_drone_predicts_it_within_centimetres_after_two_thousand_
     rows, columns = torch.stack(chunks), Columns(57, 3)
     view = StateColumns(task, [Slice("model_state", 0, 57, (57,))])
     spec = ModelSpec(replace(columns, obs_size=view.size), 2, (64, 64), "delta", False, False, predicted=17)
-    config = replace(SMALL, members=2, elites=2, model_batch=64, max_epochs=40)
-    fitter = Fitter(spec, config, 0, "cpu", "off")
+    fitter = Fitter(spec, replace(SMALL, members=2, elites=2, model_batch=64, max_epochs=40), 0, "cpu", "off")
     fitter(model_rows(view, columns, rows[:33].flatten(0, 1)).numpy())
     test, elites = columns.split(rows[33:]), torch.arange(2)
     state, going = test.obs[0], torch.ones(64)

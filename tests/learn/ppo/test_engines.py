@@ -137,9 +137,7 @@ def specs(draw: st.DrawFn) -> PolicySpec:
     spec=specs(), seed=st.integers(0, 2**32 - 1), weighted=st.booleans(),
     drift=st.sampled_from([0.0, 0.05, 0.5]), rows=st.sampled_from([3, 128]),
 )  # fmt: skip
-def test_gradients_in_numpy_are_those_of_autograd(
-    spec: PolicySpec, seed: int, weighted: bool, drift: float, rows: int
-) -> None:
+def test_numpy_gradients_are_autograds(spec: PolicySpec, seed: int, weighted: bool, drift: float, rows: int) -> None:
     numpy_engine, torch_engine = engines(spec)
     assert numpy_engine is not None
     batch = batch_for(torch_engine, np.random.default_rng(seed), rows, weighted=weighted, drift=drift)
@@ -206,9 +204,8 @@ def test_scaled_rewards_stay_within_ten(kind: Kind) -> None:
     learner = learner_for(kind, GAUSSIAN, replace(WHOLE, gamma=0.0))
     data = play(GAUSSIAN, learner.snapshot(), (STEPS, LANES))
     reward = np.linspace(-3, 3, ROWS, dtype=np.float32).reshape(STEPS, LANES)
-    batch = join(
-        [sign(replace(data, reward=reward)) if kind == "numpy" else to_tensors(sign(replace(data, reward=reward)))]
-    )
+    chunk = sign(replace(data, reward=reward))
+    batch = join([chunk if kind == "numpy" else to_tensors(chunk)])
     engine: Any = learner.engine
     with torch.no_grad():
         for factor in (1.0, 5.0):
@@ -266,9 +263,7 @@ def test_an_update_that_stops_being_finite_changes_nothing(kind: Kind, poison: f
     after = learner.state_dict()
     for name in ("params", *(name for name in before if name.startswith("adam"))):
         np.testing.assert_array_equal(before[name], np.asarray(after[name]), name)
-    spared.load_state_dict(
-        {**spared.state_dict(), **{name: after[name] for name in after if name in ("rng", "generator")}}
-    )
+    spared.load_state_dict({**spared.state_dict(), **{key: after[key] for key in after if key in ("rng", "generator")}})
     spared.version = 2
     for one in (learner, spared):
         observe(one, data)

@@ -50,8 +50,7 @@ def check_fields(data: Transitions) -> list[int]:
 
 def columns(batch: RolloutBatch) -> list[list[int]]:
     """The numbers in every lane of a batch, -1 in gaps."""
-    number = np.where(batch.data.valid, batch.data.obs[..., 0], -1)
-    return [[int(n) for n in column] for column in number.T]
+    return [[int(n) for n in column] for column in np.where(batch.data.valid, batch.data.obs[..., 0], -1).T]
 
 
 @st.composite
@@ -61,8 +60,7 @@ def arrivals(draw: st.DrawFn) -> list[tuple[int, NDArray]]:
     for worker in draw(st.lists(st.integers(0, 2), min_size=1, max_size=8)):
         steps = draw(st.integers(1, 5))
         bits = draw(st.lists(st.booleans(), min_size=steps * (worker + 1), max_size=steps * (worker + 1)))
-        dense = draw(st.booleans())
-        found.append((worker, np.array(bits).reshape(steps, worker + 1) | dense))
+        found.append((worker, np.array(bits).reshape(steps, worker + 1) | draw(st.booleans())))
     return found
 
 
@@ -82,8 +80,7 @@ def test_every_row_is_taken_once_in_batches_of_exactly_s(found: list[tuple[int, 
         buffer.add(chunk)
         came.update(check_fields(chunk.data))
         while buffer.rows >= size:
-            batch = buffer.take(size)
-            numbers = check_fields(batch.data)
+            numbers = check_fields(buffer.take(size).data)
             assert len(numbers) == size
             taken.update(numbers)
             assert buffer.rows == came.total() - taken.total()
@@ -210,8 +207,7 @@ def test_whole_chunks_are_taken_oldest_version_first() -> None:
     for sequence, (version, steps) in enumerate([(2, 3), (1, 5), (1, 2)]):
         buffer.add(sign(numbered(100 * sequence, steps, 1), version=version, worker=sequence))
     assert buffer.episodes == 3
-    batch = buffer.take_episodes(2)
-    assert columns(batch) == [[100, 101, 102, 103, 104], [200, 201, -1, -1, -1]]
+    assert columns(buffer.take_episodes(2)) == [[100, 101, 102, 103, 104], [200, 201, -1, -1, -1]]
     assert (buffer.episodes, buffer.rows) == (1, 3)
 
 

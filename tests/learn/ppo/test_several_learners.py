@@ -12,11 +12,11 @@ import pytest
 
 from freewheel.core import BatchSpec, Chunk, NDArray, Transitions
 from freewheel.errors import FreewheelError, PeerLostError
+from freewheel.learn.data_parallel import NO_GRAPH
 from freewheel.learn.ppo.config import PPOConfig
 from freewheel.learn.ppo.learner import PPO
 from freewheel.learn.ppo.torch_engine import TorchEngine
 from freewheel.learn.spec import Compute, LearnerSpec, Peers, WorldFacts
-from freewheel.learn.together import NO_GRAPH
 from freewheel.policies.spec import PolicySpec
 from tests.support.learning import play, sign, to_tensors
 from tests.support.peers import ThreadPeers, in_threads, with_peers
@@ -168,8 +168,7 @@ def test_weights_stay_together_and_near_those_of_one_learner(kind: Kind) -> None
     config = replace(
         WHOLE, epochs=4, max_grad_norm=0.3, lr=1e-3, lr_schedule="linear", reward_scale="returns", entropy=0.01
     )
-    case = Case(kind, NORMALISED, config, shares=(1, 3), total=10 * STEPS * 4)
-    found, one = compared(case, 4)
+    found, one = compared(Case(kind, NORMALISED, config, shares=(1, 3), total=10 * STEPS * 4), 4)
     np.testing.assert_allclose(found[0].state["obs_moments"][:9], one.state["obs_moments"], rtol=1e-9)
     np.testing.assert_allclose(found[1].state["return_moments"][:3], one.state["return_moments"], rtol=1e-9)
 
@@ -184,8 +183,7 @@ def test_rows_of_older_versions_in_one_learner_are_corrected_in_all(kind: Kind) 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_unequal_numbers_of_rows_are_weighted(kind: Kind) -> None:
     """Whole episodes of any length: one learner may have several times the rows of another."""
-    case = Case(kind, config=replace(WHOLE, epochs=3, lr=1e-3), shares=(1, 4), gaps=True)
-    found, one = compared(case, 3)
+    found, one = compared(Case(kind, config=replace(WHOLE, epochs=3, lr=1e-3), shares=(1, 4), gaps=True), 3)
     trained = [outcome.learner.rows().trained for outcome in found]
     assert trained[1] > 2 * trained[0]
     assert sum(trained) == one.learner.rows().trained
@@ -210,8 +208,7 @@ class Composed:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_minibatches_of_several_are_those_of_one_that_takes_the_same_rows(kind: Kind) -> None:
-    config = PPOConfig(epochs=2, minibatch=16, lr=1e-3)
-    case = Case(kind, config=config, shares=(1, 3))
+    case = Case(kind, config=PPOConfig(epochs=2, minibatch=16, lr=1e-3), shares=(1, 3))
     orders = in_threads(2, lambda peers: case.learner(1, peers).engine._rng)
     first, second = (order.bit_generator.state["state"]["state"].tolist() for order in orders)
     assert first != second
@@ -242,8 +239,7 @@ def test_all_make_as_many_steps_where_one_has_fewer_rows_than_there_are_minibatc
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_end_an_update_where_the_policy_of_all_has_moved_too_far(kind: Kind) -> None:
-    case = Case(kind, config=replace(WHOLE, epochs=50, lr=3e-3, target_kl=0.01))
-    found, _ = compared(case, 2, tolerance=5e-5)
+    found, _ = compared(Case(kind, config=replace(WHOLE, epochs=50, lr=3e-3, target_kl=0.01)), 2, tolerance=5e-5)
     assert 2 < int(found[0].state["adam.steps"]) < 100
 
 
@@ -270,14 +266,18 @@ def test_sums_are_few() -> None:
     assert [outcome.sums for outcome in together(case, story)] == [2 * (3 + 3 * (1 + 2))] * 2
 
 
-def test_all_have_the_learning_rate_that_the_first_was_assigned() -> None:
+def with_rows(peers: Peers) -> PPO:
+    """One of two learners, with its rows of an update."""
     case = Case()
-    _, story = alone(case, updates=1)
+    learner = case.learner(2, peers)
+    learner.observe(case.chunk(case.rows(case.learner(4), 0), case.lanes(peers.rank), 0))
+    return learner
 
+
+def test_all_have_the_learning_rate_that_the_first_was_assigned() -> None:
     def body(peers: ThreadPeers) -> tuple[float, float]:
-        learner = case.learner(2, peers)
+        learner = with_rows(peers)
         learner.learning_rate = 0.5 if peers.rank == 0 else 0.1
-        learner.observe(case.chunk(story[0][0], case.lanes(peers.rank), 0))
         learner.update()
         return learner.learning_rate, float(np.abs(learner.engine.net.array).max())
 
@@ -288,13 +288,9 @@ def test_all_have_the_learning_rate_that_the_first_was_assigned() -> None:
 
 
 def test_a_learner_with_other_weights_is_found_before_it_learns() -> None:
-    case = Case()
-    _, story = alone(case, updates=1)
-
     def body(peers: ThreadPeers) -> None:
-        learner = case.learner(2, peers)
+        learner = with_rows(peers)
         learner.engine.net.array[0] += 1e-6 * peers.rank
-        learner.observe(case.chunk(story[0][0], case.lanes(peers.rank), 0))
         learner.update()
 
     with pytest.raises(FreewheelError, match="learners 0 and 1 train together but have different weights"):
@@ -302,13 +298,10 @@ def test_a_learner_with_other_weights_is_found_before_it_learns() -> None:
 
 
 def test_a_learner_that_is_gone_is_an_error_in_the_others() -> None:
-    case = Case()
-    _, story = alone(case, updates=1)
     lost: list[BaseException] = []
 
     def body(peers: ThreadPeers) -> None:
-        learner = case.learner(2, peers)
-        learner.observe(case.chunk(story[0][0], case.lanes(peers.rank), 0))
+        learner = with_rows(peers)
         if peers.rank:
             raise KeyError("gone")
         try:

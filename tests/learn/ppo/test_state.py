@@ -186,8 +186,7 @@ def test_rows_in_gaps_are_no_statistics() -> None:
 
 def test_rewards_are_divided_by_the_deviation_of_returns() -> None:
     """Without a future the value target is the reward and the return is the reward."""
-    config = PPOConfig(gamma=0.0, epochs=1, minibatch=1000, reward_scale="returns")
-    learner = learner_for(SPEC, config)
+    learner = learner_for(SPEC, PPOConfig(gamma=0.0, epochs=1, minibatch=1000, reward_scale="returns"))
     spy = Spy(learner)
     seen = np.zeros(0)
     for version in range(2):
@@ -223,5 +222,4 @@ def test_an_update_stops_when_the_policy_has_moved_too_far(target: float | None,
     about = learner.update()
     assert learner.state_dict()["adam.steps"] == steps
     assert learner.rows() == RowCounts(trained=ROWS)
-    looked_at = [0.0, 0.02, 0.07, 0.075, 0.08, 0.12][: steps + 1]
-    assert about["policy/kl"] == pytest.approx(np.mean(looked_at))
+    assert about["policy/kl"] == pytest.approx(np.mean([0.0, 0.02, 0.07, 0.075, 0.08, 0.12][: steps + 1]))

@@ -178,9 +178,7 @@ def test_rows_that_are_packed_share_no_memory_with_the_chunk() -> None:
 
 @pytest.mark.parametrize("tensors", [False, True])
 @pytest.mark.parametrize("has_final_obs", [False, True])
-def test_successors_are_unknown_exactly_where_an_episode_ended_and_the_world_hides_them(
-    tensors: bool, has_final_obs: bool
-) -> None:
+def test_successors_are_unknown_exactly_where_an_end_hides_them(tensors: bool, has_final_obs: bool) -> None:
     data = transitions()
     over = data.terminated | data.truncated
     given = to_tensors(sign(data)).data if tensors else data

@@ -57,8 +57,7 @@ def add(replay: ReplayBuffer, data: Transitions, lane0: int = 0, *, tensors: boo
 
 def told(replay: ReplayBuffer) -> dict[float, tuple[float, float, float]]:
     """By the observation of a row: its return, the discount of what follows, and what follows."""
-    drawn = replay.draw(60 * replay.count)
-    batch = drawn.minibatch(COLUMNS, GAMMA)
+    batch = replay.draw(60 * replay.count).minibatch(COLUMNS, GAMMA)
     parts = (batch.obs[:, 0], batch.reward, batch.discount, batch.next_obs[:, 0])
     found = {float(obs): (float(r), float(d), float(n)) for obs, r, d, n in zip(*parts, strict=True)}
     assert len(found) == replay.count, "not every row was drawn"
@@ -119,9 +118,7 @@ Words = st.text(alphabet="....xtXT-!", min_size=9, max_size=9)
     lanes=st.lists(Words, min_size=1, max_size=3), capacity=st.integers(1, 30), steps=st.integers(2, 6),
     pieces=st.lists(st.integers(1, 4), min_size=9, max_size=9), again=st.integers(0, 8),
 )  # fmt: skip
-def test_any_story_told_in_any_pieces(
-    lanes: list[str], capacity: int, steps: int, pieces: list[int], again: int
-) -> None:
+def test_any_story_in_any_pieces(lanes: list[str], capacity: int, steps: int, pieces: list[int], again: int) -> None:
     data, replay, begin = story(lanes), ring(capacity, len(lanes), steps), 0
     for number, piece in enumerate(pieces):
         add(replay, cut(data, slice(begin, begin + piece)))

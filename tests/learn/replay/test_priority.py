@@ -29,9 +29,7 @@ Puts = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**9)), min_siz
     moves=st.lists(st.one_of(Puts, st.tuples(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**9)))),
     seed=st.integers(0, 99),
 )
-def test_a_tree_is_a_list_with_running_sums(
-    size: int, moves: list[list[tuple[int, int]] | tuple[int, int, int]], seed: int
-) -> None:
+def test_a_tree_keeps_its_sums(size: int, moves: list[list[tuple[int, int]] | tuple[int, int, int]], seed: int) -> None:
     tree, plain = SumTree(size, "cpu"), np.zeros(size, np.int64)
     for move in moves:
         if isinstance(move, tuple):
@@ -74,8 +72,7 @@ def test_new_rows_have_the_largest_priority_so_far_and_replaced_ones_none() -> N
     priority.learned(torch.tensor([0, 1, 2, 3]), torch.tensor([3.0, 0.5, 7.0, 1.0]))
     priority.learned(torch.tensor([2]), torch.tensor([0.25]))
     replay.add(numbered(4, 6))
-    shares = (priority.tree.leaves[:10] / UNIT).tolist()
-    assert shares == pytest.approx([3, 0.5, 0.25, 1, 7, 7, 0, 0, 0, 0], abs=1e-5)
+    assert (priority.tree.leaves[:10] / UNIT).tolist() == pytest.approx([3, 0.5, 0.25, 1, 7, 7, 0, 0, 0, 0], abs=1e-5)
     replay.add(numbered(6, 11))  # number 10 replaces number 0
     assert (priority.tree.leaves[:10] / UNIT).tolist() == pytest.approx([7, 0.5, 0.25, 1, 7, 7, 7, 7, 7, 7], abs=1e-5)
     replay.add(numbered(11, 50), version=1)
@@ -154,8 +151,7 @@ def test_a_batch_of_none_asks_nothing() -> None:
 def test_new_rows_are_drawn_more_often_by_the_stated_distribution(capacity: int, added: int, ratio: float) -> None:
     replay = ReplayBuffer(capacity, COLUMNS, "cpu", 0, priority=Recent(ratio))
     replay.add(numbered(0, added))
-    edges = np.arange(41) / 40
-    below = (1 - ratio**-edges) / (1 - 1 / ratio)
+    below = (1 - ratio ** -(np.arange(41) / 40)) / (1 - 1 / ratio)
     probability = np.diff(below)[::-1]  # the oldest first
     assert probability[-1] / probability[0] == pytest.approx(ratio ** (39 / 40), rel=1e-6)
     assert_drawn_like(frequencies(replay, 60_000), probability)
@@ -190,8 +186,7 @@ def test_a_restored_buffer_draws_the_same_rows(priority: str, before: int, after
         assert (one.weight is None) == (other.weight is None)
         assert one.weight is None or other.weight is None or torch.equal(one.weight, other.weight)
     else:
-        counts = frequencies(theirs, 2_000)
-        assert counts.min() > 0
+        assert frequencies(theirs, 2_000).min() > 0
         if isinstance(ours.priority, ByError) and isinstance(theirs.priority, ByError):
             numbers = torch.arange(first, theirs.added)
             leaves = [one.priority.tree.leaves[numbers % one.capacity] for one in (ours, theirs)]  # type: ignore[attr-defined]

@@ -20,8 +20,7 @@ SPEC = PolicySpec(4, "float32", ((0, 3),), ((1, 4),), (), None, "squashed", 2, (
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("activation", ["tanh", "relu", "silu"])
 def test_critics_are_networks_of_their_own(norm: bool, activation: Any) -> None:
-    spec = replace(SPEC, activation=activation)
-    critics = Critics(spec, np.random.default_rng(1), "cpu", count=3, norm=norm)
+    critics = Critics(replace(SPEC, activation=activation), np.random.default_rng(1), "cpu", count=3, norm=norm)
     kind = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU}[activation]
     x = torch.randn(20, 5, generator=torch.Generator().manual_seed(2))
     ours = critics(x)
@@ -74,8 +73,7 @@ def test_the_actor_follows_the_smallest_of_all_or_the_mean_of_many() -> None:
     for subset, wanted in ((3, [1.0, 3.0]), (2, [3.0, 4.0])):
         critics = Critics(SPEC, np.random.default_rng(1), "cpu", count=3, subset=subset)
         given = values.clone().requires_grad_()
-        reference = given.amin(0) if subset == 3 else given.mean(0)
-        reference.sum().backward()
+        (given.amin(0) if subset == 3 else given.mean(0)).sum().backward()
         followed, slopes = critics.for_actor(values)
         assert followed.tolist() == pytest.approx(wanted)
         assert given.grad is not None

@@ -105,8 +105,7 @@ class Formulas(Reference):
             soft = (then.probs * self.q(self.targets, next_obs).min(0).values).sum(-1) + alpha * then.entropy()
             goal = reward + discount * soft
         taken = action.long()[:, 0]
-        every = self.q(self.critics, obs)
-        errors = [q[torch.arange(len(q)), taken] - goal for q in every]
+        errors = [q[torch.arange(len(q)), taken] - goal for q in self.q(self.critics, obs)]
         loss: Any = sum(0.5 * (weight * error.square()).mean() for error in errors)
         self.descend(CRITICS, loss)
         self.follow()

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from freewheel.core import ActionSpec, Array, BatchSpec, EnvSpec, RowCounts, Slice, Transitions, to_numpy
 from freewheel.errors import FreewheelError, SetupError
-from freewheel.learn.pace import Pace
 from freewheel.learn.replay.priority import UNIT, ByError
 from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.replay_learner import BURST, REPORT
 from freewheel.learn.sac.config import SACConfig
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.spec import LearnerSpec, WorldFacts
+from freewheel.learn.update_ratio import UpdateRatio
 from freewheel.policies.spec import PolicyConfig, PolicySpec
 from freewheel.testing.conformance import check_learner
 from tests.support.learning import play, sign, to_tensors
@@ -75,9 +75,7 @@ OPTIONS: dict[str, dict[str, Any]] = SWITCHES | {
 }
 
 
-@pytest.mark.parametrize(
-    ("case", "normalised"), [*((case, False) for case in OPTIONS), ("plain", True), ("early", True)]
-)
+@pytest.mark.parametrize(("case", "normalised"), [*((one, False) for one in OPTIONS), ("plain", True), ("early", True)])
 def test_sac_keeps_the_promises_of_a_learner(case: str, normalised: bool) -> None:
     """Among them: restored from its state, it goes on bit for bit."""
     collect, spec = box_world(normalize_obs=normalised)
@@ -102,9 +100,7 @@ def test_one_that_forgets_a_part_of_its_state_is_caught(part: str) -> None:
     ratio=st.sampled_from([0.3, 1.0, 2.5]),
     eager=st.booleans(),
 )
-def test_a_version_is_so_many_rows_and_all_the_updates_they_call_for(
-    steps: list[int], ratio: float, eager: bool
-) -> None:
+def test_a_version_is_so_many_rows_and_the_updates_they_call_for(steps: list[int], ratio: float, eager: bool) -> None:
     learner = sac_for(replace(SMALL, updates_per_row=ratio))
     learner.updater.step = lambda: None  # type: ignore[method-assign]
     data, at, observed = play(SPEC, learner.snapshot(), (sum(steps), 2)), 0, 0
@@ -233,8 +229,7 @@ def test_the_future_counts_unless_the_world_ended(ends: dict[str, bool], goal: f
         learner.observe(sign(one_row(**ends)))
         learner.update()
     assert learner.pace.updates == 1
-    critic = learner.updater.losses()["loss/critic"]
-    assert critic == pytest.approx(goal**2, rel=1e-5)  # half the square, twice
+    assert learner.updater.losses()["loss/critic"] == pytest.approx(goal**2, rel=1e-5)  # half the square, twice
     assert (critics.vector != 0).sum() == 2  # what is 0 in the row moves nothing but the two biases
 
 
@@ -261,8 +256,7 @@ def test_statistics_change_with_publications_alone() -> None:
     data = play(NORMALISED, learner.snapshot(), (20, 2), gaps=True)
     data.obs[...] = data.obs * (3.0, 2.0, 0.5) + (1.0, 5.0, -4.0)
     learner.observe(sign(data))
-    first = learner.snapshot().params
-    assert np.asarray(first["norm.mean"]).tolist() == [0, 0, 0]
+    assert np.asarray(learner.snapshot().params["norm.mean"]).tolist() == [0, 0, 0]
     learner.update()
     seen = data.obs[data.valid].astype(np.float64)
     published = learner.snapshot().params
@@ -273,13 +267,10 @@ def test_statistics_change_with_publications_alone() -> None:
     np.testing.assert_array_equal(learner.updater.policy.statistics["norm.mean"].numpy(), published["norm.mean"])
 
 
-def world_of(action: ActionSpec) -> EnvSpec:
-    return EnvSpec("Here-v0", 1, 3, "float32", (Slice("policy", 0, 3, (3,)),), action)
-
-
 @pytest.mark.parametrize("bound", [1.0, math.inf])
 def test_another_head_is_refused_in_a_line(bound: float) -> None:
-    spec = PolicyConfig().resolve(world_of(ActionSpec("box", 1, (-bound,), (bound,))))
+    action = ActionSpec("box", 1, (-bound,), (bound,))
+    spec = PolicyConfig().resolve(EnvSpec("Here-v0", 1, 3, "float32", (Slice("policy", 0, 3, (3,)),), action))
     with pytest.raises(SetupError) as caught:
         sac_for(spec=spec, world=WorldFacts(name="Here-v0"))
     assert str(caught.value) == (
@@ -301,8 +292,7 @@ def test_errors_of_the_critics_become_priorities() -> None:
         told[place] = max(error, told.get(place, 0.0))
     assert settle(learner)
     assert learner.pace.updates == 1
-    after = priority.tree.leaves[:40] / UNIT
-    assert after[[*told]].tolist() == pytest.approx([*told.values()], rel=1e-4, abs=1e-5)
+    assert (priority.tree.leaves[:40] / UNIT)[[*told]].tolist() == pytest.approx([*told.values()], rel=1e-4, abs=1e-5)
     others = [place for place in range(40) if place not in told]
     assert torch.equal(priority.tree.leaves[others], before[others])
 
@@ -313,8 +303,7 @@ def test_several_steps_are_learned_from_by_lane() -> None:
     for start in range(0, 20, 4):
         learner.observe(sign(data, slice(start, start + 4)))
     batches = [learner.draw() for _ in range(50)]
-    discounts = torch.cat([batch.discount for batch in batches])
-    assert {*discounts.tolist()} == {0.0, 0.5, 0.25, 0.125}
+    assert {*torch.cat([batch.discount for batch in batches]).tolist()} == {0.0, 0.5, 0.25, 0.125}
     ends = (data.terminated | data.truncated) | (np.arange(20) == 19)[:, None]
     for batch in batches:
         for obs, reward in zip(batch.obs.numpy(), batch.reward.tolist(), strict=True):
@@ -383,7 +372,7 @@ def test_losses_are_looked_at_every_so_many_updates() -> None:
 
 @pytest.mark.parametrize(("slack", "rows", "behind"), [(8, 8, False), (8, 9, True), (1, 1, False), (1, 2, True)])
 def test_more_than_the_slack_is_behind(slack: int, rows: int, behind: bool) -> None:
-    pace = Pace(3.0, 100, slack)
+    pace = UpdateRatio(3.0, 100, slack)
     assert pace.achieved(pace.rows) == 0.0
     pace.rows = 100 + rows
     assert pace.due == 3 * rows
@@ -401,10 +390,8 @@ Ratios = st.sampled_from(
 
 
 @given(ratio=Ratios, starts=st.integers(1, 60), slack=st.integers(1, 30), moves=Moves)
-def test_neither_side_gets_further_ahead_than_it_may(
-    ratio: Fraction, starts: int, slack: int, moves: list[tuple[str, int]]
-) -> None:
-    pace, largest = Pace(float(ratio), starts, slack), 0
+def test_no_side_gets_too_far_ahead(ratio: Fraction, starts: int, slack: int, moves: list[tuple[str, int]]) -> None:
+    pace, largest = UpdateRatio(float(ratio), starts, slack), 0
     for who, count in moves:
         if who == "updates":
             pace.updates += min(count, pace.due)

@@ -99,8 +99,7 @@ def test_what_is_saved_is_waited_for() -> None:
 def test_on_a_gpu_neither_an_update_nor_a_publication_waits() -> None:
     learner = sac_for(world=SIMULATED, compute=Compute(device="cuda"))
     assert learner.finite.asks
-    chunk = sign(play(SPEC, sac_for().snapshot(), (5 * S, 2)))
-    learner.observe(to_tensors(chunk))
+    learner.observe(to_tensors(sign(play(SPEC, sac_for().snapshot(), (5 * S, 2)))))
     publish(learner)
     publish(learner)  # what is remembered of the first state has been copied
     torch.cuda.set_sync_debug_mode("error")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from freewheel.core import BatchSpec, Chunk
 from freewheel.errors import UsageError
+from freewheel.learn.data_parallel import NO_GRAPH, share
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.replay.rows import ReplayMinibatch
 from freewheel.learn.sac.config import SACConfig
@@ -24,7 +25,6 @@ from freewheel.learn.sac.discrete import DiscreteUpdate
 from freewheel.learn.sac.learner import SAC
 from freewheel.learn.sac.update import SACUpdate
 from freewheel.learn.spec import Compute, LearnerSpec, Peers
-from freewheel.learn.together import NO_GRAPH, share
 from freewheel.policies.heads.squashed import squash
 from freewheel.policies.nets import TensorPolicy
 from freewheel.policies.spec import PolicySpec
@@ -160,9 +160,7 @@ def assert_same(learners: list[SAC]) -> None:
     ratio=st.sampled_from([0.1, 0.5, 1.0, 2.3]),
     bursts=st.lists(st.integers(1, 40), min_size=3, max_size=3),
 )
-def test_learners_whose_rows_come_at_any_time_make_the_same_updates(
-    sizes: list[list[int]], ratio: float, bursts: list[int]
-) -> None:
+def test_rows_at_any_time_make_the_same_updates(sizes: list[list[int]], ratio: float, bursts: list[int]) -> None:
     """Nobody waits for ever, updates stay within the bound of every learner, and the weights are the same."""
     count = len(sizes)
     config = replace(SMALL, updates_per_row=ratio)
@@ -170,8 +168,7 @@ def test_learners_whose_rows_come_at_any_time_make_the_same_updates(
     def body(peers: ThreadPeers) -> SAC:
         learner = sac_for(config, peers)
         learner.burst = bursts[peers.rank]
-        said = train(learner, chunks(learner, cycle(sizes[peers.rank]), peers.rank), 7)
-        assert len(said) == 7
+        assert len(train(learner, chunks(learner, cycle(sizes[peers.rank]), peers.rank), 7)) == 7
         return learner
 
     learners = in_threads(count, body)
@@ -239,8 +236,7 @@ def test_statistics_lags_and_losses_are_those_of_all() -> None:
     assert np.array_equal(one._moments.state()[:9], other._moments.state()[:9])
     stored: RunningMoments[Any] = RunningMoments(4)
     for rank, learner in enumerate((one, other)):
-        rows = np.concatenate([chunk.data.obs.reshape(-1, 4) for chunk in seen[rank]])
-        stored.add(rows[: learner.pace.rows])
+        stored.add(np.concatenate([chunk.data.obs.reshape(-1, 4) for chunk in seen[rank]])[: learner.pace.rows])
     assert one._moments.count == one.pace.rows + other.pace.rows
     np.testing.assert_allclose(one._moments.state()[:9], stored.state(), rtol=1e-9, atol=1e-9)
     last = said[-1]

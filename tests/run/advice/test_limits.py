@@ -50,10 +50,8 @@ def test_too_few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, resource.RLIMIT_NPROC, 100, 100)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(limits, "_running", lambda: 70)
-    message = (
-        "--workers is too much for ulimit -u: 48 more processes, and 70 are running of 100 allowed; use 22 or fewer"
-    )
-    with pytest.raises(SetupError, match=message):
+    more = "48 more processes, and 70 are running of 100 allowed; use 22 or fewer"
+    with pytest.raises(SetupError, match=f"--workers is too much for ulimit -u: {more}"):
         limits.check_machine(WORKERS, 40)
     monkeypatch.setattr(limits, "_running", lambda: 10)
     limits.check_machine(WORKERS, 40)

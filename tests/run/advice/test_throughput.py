@@ -50,8 +50,7 @@ def test_episodes_that_end_together_reset_together() -> None:
 def test_envs_that_compute_are_limited_by_the_cores_in_every_way() -> None:
     burning = StepTimes(times=(0.002,), cpu=0.002)
     for one in (way("barrier"), way("free", workers=2), way("batch", workers=2), way("free", workers=64, lanes=64)):
-        found = forecast(one, burning, FREE, cores=2)
-        assert 700 < found.rate <= 1000  # 2 cores / 2 ms
+        assert 700 < forecast(one, burning, FREE, cores=2).rate <= 1000  # 2 cores / 2 ms
     assert forecast(way("free", workers=64, lanes=64), burning, FREE, cores=2).limit == "cores"
 
 
@@ -150,12 +149,9 @@ def test_the_policy_and_its_learner_are_measured(tmp_path: Path, options: list[s
 
 
 @pytest.mark.parametrize("options", [["--ppo.minibatch", "16"], ["--algo", "sac", "--envs-per-worker", "1000"]])
-def test_an_update_that_takes_too_long_is_measured_in_part(
-    tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = plan(
-        from_argv([IDENTITY, "--mode", "continuous", "--workers", "1", *options, "--runs-dir", str(tmp_path)])
-    )
+def test_long_updates_are_measured_partly(tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [IDENTITY, "--mode", "continuous", "--workers", "1", *options, "--runs-dir", str(tmp_path)]
+    planned = plan(from_argv(words))
     whole = measure_policy(planned)
     steps = policy_times._Steps()
     monkeypatch.setattr(policy_times, "LONGEST", 0.0)

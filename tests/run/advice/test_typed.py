@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from freewheel.config.resolve import Config, from_argv, from_options
-from freewheel.run.advice import prospects as command
+from freewheel.run.advice import predictions as command
 from tests.support.worlds import Identity
 
 
@@ -38,11 +38,9 @@ def test_a_command_line_is_written_as_it_was_given(line: str) -> None:
 
 
 def test_another_mode_keeps_what_does_not_belong_to_the_first() -> None:
-    config = from_argv(
-        ["CartPole-v1", "--num-envs", "16", "--placement", "inline", "--ppo.epochs", "4", "--run", "mine"]
-    )
-    line = command.typed(config, "continuous")
-    assert line == "freewheel train CartPole-v1 --mode continuous --ppo.epochs 4"
+    words = ["CartPole-v1", "--num-envs", "16", "--placement", "inline", "--ppo.epochs", "4", "--run", "mine"]
+    config = from_argv(words)
+    assert command.typed(config, "continuous") == "freewheel train CartPole-v1 --mode continuous --ppo.epochs 4"
     assert command.in_mode(config, "continuous") == typed_again(config, "continuous")
     assert command.in_mode(config, "lockstep") == from_argv(["CartPole-v1", "--ppo.epochs", "4"])
 
@@ -56,9 +54,8 @@ def test_a_config_file_is_named_again(tmp_path: Path) -> None:
 
 def test_a_run_from_python_is_answered_in_python() -> None:
     config = from_options(Identity, {"num_envs": 2, "env_args": {"n": 3}, "ppo": {"lr": 0.1}})
-    assert (
-        command.typed(config, "batch") == "freewheel.train(Identity, mode='batch', ppo={'lr': 0.1}, env_args={'n': 3})"
-    )
+    typed = "freewheel.train(Identity, mode='batch', ppo={'lr': 0.1}, env_args={'n': 3})"
+    assert command.typed(config, "batch") == typed
     there = command.in_mode(config, "batch")
     assert there.env == config.env  # with the class itself
     assert there.mode == "batch"

@@ -37,13 +37,10 @@ class Greedy:
 
     state_size = 0
 
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: Any, *, state: NDArray | None = None, greedy: bool = False) -> Decision:
         assert greedy
         lanes = len(obs)
-        action = (obs[:, 0] > 0).astype(np.int64)
-        return Decision(action, np.zeros(lanes, np.float32), np.zeros((lanes, 0), np.float32))
+        return Decision((obs[:, 0] > 0).astype(np.int64), np.zeros(lanes, np.float32), np.zeros((lanes, 0), np.float32))
 
     def load(self, snapshot: Snapshot) -> None:
         raise AssertionError("evaluate and play load no weights")
@@ -149,16 +146,11 @@ def test_episodes_in_which_the_env_fails_are_left_out_and_counted(lanes: int) ->
 
 
 def test_an_env_that_fails_every_time_has_no_score() -> None:
-    env = GymConfig(id="Raises", factory=Raises, args={"at": 1}).make(range(2), fault_tolerant=True)
+    config = GymConfig(id="Raises", factory=Raises, args={"at": 1})
     with pytest.raises(EnvError, match=r"was given up after 3 failures in a row; the last: .*ValueError: boom"):
-        evaluate(env, Greedy(), 20, SEED)
+        evaluate(config.make(range(2), fault_tolerant=True), Greedy(), 20, SEED)
     with pytest.raises(EnvError, match=r"^all 2 evaluation episodes of Raises failed: .*ValueError: boom"):
-        evaluate(
-            GymConfig(id="Raises", factory=Raises, args={"at": 1}).make(range(2), fault_tolerant=True),
-            Greedy(),
-            2,
-            SEED,
-        )
+        evaluate(config.make(range(2), fault_tolerant=True), Greedy(), 2, SEED)
 
 
 class Circles(BySeed):
@@ -171,8 +163,7 @@ class Circles(BySeed):
 
 @pytest.mark.parametrize("lanes", [1, 2, 5])
 def test_an_episode_that_never_ends_is_cut_and_the_next_one_is_not_affected(lanes: int) -> None:
-    env = GymConfig(id="Circles", factory=Circles).make(range(lanes))
-    score = evaluate(env, Greedy(), 7, SEED, limit=50)
+    score = evaluate(GymConfig(id="Circles", factory=Circles).make(range(lanes)), Greedy(), 7, SEED, limit=50)
     seeds = [tree(SEED, "eval", number) for number in range(7)]
     lengths = [1 + seed % 5 if seed % 2 else 50 for seed in seeds]
     assert score == Score(tuple(map(float, lengths)), tuple(lengths), cut=sum(seed % 2 == 0 for seed in seeds))
@@ -239,9 +230,7 @@ class Counts:
     def __init__(self) -> None:
         self.seen: list[list[float]] = []
 
-    def act(
-        self, obs: NDArray, rng: np.random.Generator, *, state: NDArray | None = None, greedy: bool = False
-    ) -> Decision:
+    def act(self, obs: NDArray, rng: Any, *, state: NDArray | None = None, greedy: bool = False) -> Decision:
         assert greedy
         assert state is not None
         self.seen.append(state[:, 0].tolist())
@@ -282,7 +271,7 @@ LANES, STEPS, UPDATES = 16, 8, 6
 
 
 @pytest.fixture
-def only_one_drone_world(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+def one_drone_world(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """A drone world that allows one simulation, in the main thread; returns the lanes and the thread of every step."""
     step, spec, seen = DeviceEnv.step, DeviceEnv.spec, list[tuple[int, str]]()
 
@@ -297,9 +286,7 @@ def only_one_drone_world(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str
 
 
 @pytest.mark.parametrize("mode", ["lockstep", "continuous", "batch"])
-def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
-    mode: str, tmp_path: Path, only_one_drone_world: list[tuple[int, str]]
-) -> None:
+def test_one_simulation_uses_the_main_thread(mode: str, tmp_path: Path, one_drone_world: list[tuple[int, str]]) -> None:
     result = freewheel.train(
         "freewheel/RoughDrone-v0", options={"mode": mode}, num_envs=LANES, num_steps_per_env=STEPS,
         steps=UPDATES * LANES * STEPS, seed=1, evals=1, eval_episodes=2,
@@ -309,8 +296,8 @@ def test_one_simulation_trains_and_is_evaluated_in_the_main_thread(
     summary = result.summary
     assert summary["final_eval"] is not None
     assert summary["eval/success"] is not None
-    assert {lanes for lanes, _ in only_one_drone_world} == {LANES + 2}, "no lanes were reserved, or too many"
-    assert {thread for _, thread in only_one_drone_world} == {"MainThread"}
+    assert {lanes for lanes, _ in one_drone_world} == {LANES + 2}, "no lanes were reserved, or too many"
+    assert {thread for _, thread in one_drone_world} == {"MainThread"}
     assert summary["produced"] % LANES == 0
     assert summary["trained"] == UPDATES * LANES * STEPS, "rows of reserved lanes were learned from"
 

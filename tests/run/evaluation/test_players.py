@@ -77,8 +77,7 @@ def in_processes() -> Iterator[ProcessPlayers]:
 
 
 def test_processes_side_by_side_score_as_one_process_does(in_processes: ProcessPlayers) -> None:
-    order = EpisodeRequest([Snapshot(0, {}), Snapshot(3, {})], SEED, 3)
-    in_processes.start(order, alone=True)
+    in_processes.start(EpisodeRequest([Snapshot(0, {}), Snapshot(3, {})], SEED, 3), alone=True)
     assert in_processes.progress == (0, 6)
     assert finished(in_processes) == [expected(0, 3), expected(3, 3)]
     assert len(multiprocessing_children()) == 6, "a player for each episode"
@@ -212,8 +211,7 @@ def test_a_call_that_hangs_is_ended_by_its_time_out(where: str, call: str, monke
 
 
 def test_what_an_env_has_started_ends_with_its_player(tmp_path: Path) -> None:
-    build = rounds(1, Spawns, where="step", folder=str(tmp_path))
-    with closing(crew_of(build, "Spawns", step=0.5)) as crew:
+    with closing(crew_of(rounds(1, Spawns, where="step", folder=str(tmp_path)), "Spawns", step=0.5)) as crew:
         crew.start(EpisodeRequest([Snapshot(0, {})], SEED, 1), alone=False)
         assert "from step 3 of" in str(finished(crew))
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]

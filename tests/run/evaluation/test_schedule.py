@@ -68,9 +68,8 @@ class World:
         self.waits += 1
 
     def schedule(self, budget: Budget | None = None, **options: float) -> EvaluationSchedule:
-        around = Around(
-            lambda: self.now, lambda: self.now - self.slept, lambda: self.longest, self.notes.append, self.waiting
-        )
+        clocks = (lambda: self.now, lambda: self.now - self.slept, lambda: self.longest)
+        around = Around(*clocks, self.notes.append, self.waiting)
         return EvaluationSchedule(self, EvalOptions(**options), budget or Budget(steps=1000), around)  # type: ignore[arg-type]
 
     def run(self, schedule: EvaluationSchedule, seconds: float = 100.0, turn: float = 0.5) -> list[Evaluation]:
@@ -259,9 +258,7 @@ def test_progress_is_told_while_an_evaluation_runs() -> None:
 
 
 def test_reserved_lanes_cannot_play_old_weights_again() -> None:
-    world = World(replays=False, means=[4.0, 9.0, 7.0])
-    schedule = world.ran(evals=3)
-    verdict = schedule.close()
+    verdict = World(replays=False, means=[4.0, 9.0, 7.0]).ran(evals=3).close()
     assert verdict.best is not None
     assert verdict.final is not None
     assert (verdict.best.score.mean, verdict.final.score.mean, verdict.fresh) == (9.0, 7.0, False)
@@ -269,8 +266,7 @@ def test_reserved_lanes_cannot_play_old_weights_again() -> None:
 
 
 def test_a_run_that_was_cut_keeps_its_candidate_and_says_so() -> None:
-    world = World(means=[10.0])
-    schedule = world.ran(evals=2)
+    schedule = World(means=[10.0]).ran(evals=2)
     verdict = schedule.without_closing()
     assert (verdict.best, verdict.fresh) == (schedule.candidate, False)
     assert verdict.summary()["eval_note"] == "the run did not reach its closing evaluation"

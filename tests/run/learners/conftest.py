@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from freewheel.transport.learners.place import open_store
+from freewheel.transport.learners.rank import open_store
 
 
 @pytest.fixture(scope="session", autouse=True)

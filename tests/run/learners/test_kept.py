@@ -15,7 +15,7 @@ from tests.support.runs import IDENTITY
 
 
 @pytest.mark.parametrize(("learners", "kept"), [(1, [3, 2]), (2, [3, 2, 1])])
-def test_of_several_learners_one_may_die_in_the_last_save_but_the_closing_one(
+def test_one_of_several_learners_may_die_in_the_save_before_last(
     tmp_path: Path, learners: int, kept: list[int]
 ) -> None:
     options = {"runs_dir": tmp_path, "num_envs": 4, "learners": learners, "mode": "lockstep", "placement": "inline"}

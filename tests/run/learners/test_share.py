@@ -15,7 +15,7 @@ from freewheel.run.learners.versions import check_number, never_saved, newest_of
 from freewheel.run.naming import RunName
 from freewheel.run.plan import Plan, Share
 from freewheel.run.planning import arrange
-from freewheel.transport.learners.place import RankInfo
+from freewheel.transport.learners.rank import RankInfo
 from tests.support.costs import cost
 from tests.support.runs import IDENTITY
 
@@ -25,8 +25,7 @@ def config_of(*argv: str) -> Config:
 
 
 def plan_of(*argv: str) -> Plan:
-    config = config_of(*argv)
-    return arrange(config, cost(1e-3, 1e-3), RunName(Path("runs"), "shared"), "cpu")
+    return arrange(config_of(*argv), cost(1e-3, 1e-3), RunName(Path("runs"), "shared"), "cpu")
 
 
 def place(rank: int, count: int = 2) -> RankInfo:
@@ -45,8 +44,7 @@ def place(rank: int, count: int = 2) -> RankInfo:
 )
 def test_lanes_and_workers_are_divided(argv: list[str], lanes: int, workers: int) -> None:
     whole = plan_of(*argv)
-    shares = [share_of(whole, place(rank)) for rank in range(2)]
-    for rank, share in enumerate(shares):
+    for rank, share in enumerate([share_of(whole, place(rank)) for rank in range(2)]):
         assert (share.spec.lanes, share.workers, share.share) == (lanes, workers, Share(rank, 2, 2))
         assert share.batch.rows == whole.batch.rows // 2
         assert share.learner_spec.total_steps == 50_000
@@ -126,9 +124,8 @@ def test_a_run_goes_on_with_as_many_learners_as_it_has(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"learners/1 is missing: resuming needs the checkpoints of learner 1"):
         newest_of_all(tmp_path, 2)
     (tmp_path / "learners/1").mkdir(parents=True)
-    with pytest.raises(
-        CheckpointError, match="has no checkpoint that all its 2 learners have saved: freewheel train --init"
-    ):
+    told = "has no checkpoint that all its 2 learners have saved: freewheel train --init"
+    with pytest.raises(CheckpointError, match=told):
         newest_of_all(tmp_path, 2)
 
 

@@ -147,9 +147,7 @@ def test_metrics_that_are_a_pipe_are_never_waited_for(tmp_path: Path, metrics: P
     assert Reader(tmp_path).look() == []
 
 
-def test_lines_that_are_none_cost_little_and_a_look_reads_only_so_many(
-    tmp_path: Path, metrics: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_cost_little_and_a_look_reads_few(tmp_path: Path, metrics: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "MOST_ROWS", 100)
     monkeypatch.setattr(following, "ALL_ROWS", 250)
     metrics.write_bytes(b"\n" * 150 + line(1) * 150)

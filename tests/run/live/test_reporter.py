@@ -91,20 +91,17 @@ def test_a_worker_that_died_between_two_looks_is_shown_down_once(live: LiveStatu
     again = observe(live, back).workers[0]
     assert (again.state, again.died_s, again.waits_for) == ("step", 0.2, None)
     lost = observe(live, replace(back, state="lost", deaths=2)).workers[0]
-    assert (lost.state, lost.waits_for) == (
-        "lost",
-        "nothing: it was given up, because it was killed (SIGKILL)",
-    )
+    assert lost.state == "lost"
+    assert lost.waits_for == "nothing: it was given up, because it was killed (SIGKILL)"
 
 
 def test_what_the_learner_waits_for(live: LiveStatus) -> None:
     meter = live._meter
     with meter.span("wait-data"):
         one = observe(live, STEP).learner
-        assert (one.doing, one.waits_for) == (
-            "wait-data",
-            "lane 3 of Env, which is in step 4 of the episode with seed 11",
-        )
+        step = "lane 3 of Env, which is in step 4 of the episode with seed 11"
+        assert one.doing == "wait-data"
+        assert one.waits_for == step
         many = observe(live, STEP, STEP, replace(STEP, state="down")).learner
         assert many.waits_for == "rows of the environments (2 in step, 1 in down)"
     with meter.span("wait-model"):

@@ -59,11 +59,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stuck, "SAMPLE", 0.05)
 
 
-WAYS = {
-    "workers": ["--mode", "batch", "--workers", "2"],
-    "inline": ["--mode", "lockstep", "--placement", "inline"],
-    "processes": ["--mode", "lockstep", "--placement", "processes"],
-}
+WAYS = {place: ["--mode", "lockstep", "--placement", place] for place in ("inline", "processes")}
+WAYS["workers"] = ["--mode", "batch", "--workers", "2"]
 
 
 @pytest.mark.system

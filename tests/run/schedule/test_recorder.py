@@ -68,8 +68,7 @@ def rows(steps: int = 3, lanes: int = 2) -> Transitions:
 
 
 def test_every_line_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path = write(tmp_path, HEADER + "".join(map(as_json, LINES)))
-    found = schedule(path)
+    found = schedule(write(tmp_path, HEADER + "".join(map(as_json, LINES))))
     assert list(found) == LINES
     assert found.outline.end == "steps"
     assert found.outline.last == LINES[-1].check
@@ -209,9 +208,7 @@ def test_a_disk_that_fails_for_long_ends_the_recording_and_that_is_said(
     for version in range(9, 12):
         act(recorder, version)
     recorder.close("steps")
-    assert versions(tmp_path / log.FILE) == list(range(5)), (
-        "without a gap: what waited is written when that is possible"
-    )
+    assert versions(tmp_path / log.FILE) == list(range(5)), "what waited is written when that is possible"
     assert any("the schedule ends before the run" in text for text in said)
     assert len(recorder.problems) == 1
     assert schedule(tmp_path / log.FILE).outline.end == ""

@@ -110,8 +110,7 @@ def copy_of(story: Recorded, folder: Path, schedule: bytes) -> Path:
 
 def test_a_run_that_was_killed_is_replayed_up_to_its_last_whole_line(story: Recorded, tmp_path: Path) -> None:
     text = (story.path / "schedule.jsonl").read_bytes()
-    inside_a_line = text.index(b"\n", len(text) * 2 // 3) - 1
-    found = replay(copy_of(story, tmp_path, text[:inside_a_line]))
+    found = replay(copy_of(story, tmp_path, text[: text.index(b"\n", len(text) * 2 // 3) - 1]))
     assert found.identical
     assert "incomplete" in found.note
     assert 0 < found.env_steps < story.result.summary["env_steps"]
@@ -206,8 +205,7 @@ def test_fragments_that_a_full_queue_dropped_are_acted_again(tmp_path: Path) -> 
 
 def test_an_environment_that_is_not_reproducible_is_named(tmp_path: Path) -> None:
     """Episodes whose seed divides by 5 differ at their third step; one lane a worker, so that it is certain which was it."""
-    run = record(tmp_path, mode="continuous", workers=4, env_args={"drifts": True})
-    found = replay(run.path)
+    found = replay(record(tmp_path, mode="continuous", workers=4, env_args={"drifts": True}).path)
     assert not found.identical
     named = re.match(
         r"worker (\d): its environment answered the same actions in another way within these (\d+) steps of version \d+ "
@@ -232,9 +230,8 @@ def test_a_process_that_starts_late_begins_with_the_contexts_of_its_time(tmp_pat
     hooks = [Curriculum(kills=3, folder=tmp_path)]
     result = record(tmp_path, "tests.support.replay_worlds:Told", hooks=hooks, steps=3000, **options)
     started = {start.author: start.version for line in lines(result.path) for start in line.starts}
-    first = {
-        event.author: event for line in reversed(lines(result.path)) for event in line.events if isinstance(event, Act)
-    }
+    events = [event for line in reversed(lines(result.path)) for event in line.events]
+    first = {event.author: event for event in events if isinstance(event, Act)}
     late = next(author for author in started if author[1])
     assert 3 <= started[late] <= first[late].version
     assert_identical(result, replay(result.path, hooks=[Curriculum()]))

@@ -46,10 +46,8 @@ def test_every_part_is_tried_and_the_first_failure_is_the_one() -> None:
     ending.attempt("the summary", lambda: done.append("summary"), None)
     assert (str(ending.failure), ending.reason, done) == ("first\nmore", "failed", ["summary"])
     assert ending.failure is not None
-    assert ending.failure.__notes__ == [
-        "A hook failed after that: KeyError('second')",
-        "Closing failed after that: KeyboardInterrupt()",
-    ]
+    told = ["A hook failed after that: KeyError('second')", "Closing failed after that: KeyboardInterrupt()"]
+    assert ending.failure.__notes__ == told
     assert ending.problems == ["a hook failed: 'second'", "closing failed: KeyboardInterrupt()"]
 
 
@@ -105,9 +103,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 SHORT: dict[str, Any] = {"steps": 128, "evals": 0, "run": "one"}
 
 
-def test_a_ledger_that_does_not_balance_has_a_summary_with_the_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unbalanced_ledger_has_a_summary_with_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SerialCollector, "rows", lambda self: RowCounts(produced=self._runner.produced + 1))
     with pytest.raises(LedgerError, match=r"^the ledger does not balance: 1 rows were lost"):
         train(tmp_path, **SHORT, log_every=60.0)
@@ -137,9 +133,7 @@ class Raises(Identity):
         return super().judge(action)
 
 
-def test_the_failure_of_the_env_is_told_though_saving_fails_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_envs_failure_is_told_though_saving_fails_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = FailingDisk(monkeypatch)
 
     class Break:
@@ -166,9 +160,7 @@ def test_a_bug_of_ours_leaves_a_summary_as_well(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("code", "ended"), [(1, "failed"), (143, "interrupted")])
-def test_a_thread_can_end_a_run_that_is_stuck(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, ended: str
-) -> None:
+def test_a_thread_can_end_a_stuck_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, ended: str) -> None:
     """Weights and summary are there before the process is ended; the collector and its rows are as they are."""
     found: list[dict[str, Any]] = []
 
@@ -211,9 +203,7 @@ def test_a_diverged_run_keeps_its_last_finite_weights(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("event", ["on_start", "on_update", "on_episode", "on_stop"])
 @pytest.mark.parametrize("leave", ["sys.exit", "os._exit"])
-def test_a_hook_that_ends_the_process_has_failed_whatever_number_it_gives(
-    event: str, leave: str, tmp_path: Path
-) -> None:
+def test_a_hook_that_ends_the_process_has_failed_whatever_code_it_gives(event: str, leave: str, tmp_path: Path) -> None:
     calls: dict[str, Callable[[int], object]] = {"sys.exit": sys.exit, "os._exit": lambda code: os._exit(code)}  # noqa: PLW0108 - it is replaced
     hook = type("Leaving", (freewheel.Hook,), {event: lambda *_: calls[leave](0)})()
     with pytest.raises(SetupError, match=rf"test_ending\.py:\d+ called {leave}\(0\)"):

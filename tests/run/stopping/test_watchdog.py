@@ -73,9 +73,8 @@ def test_a_hook_that_does_not_return_is_named_and_ends_the_run(tmp_path: Path, w
             overdue(stop, what)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
     error = json.loads(path.read_text())["error"]
-    assert re.fullmatch(
-        rf"the hook Event.wait \(.*threading.py:\d+\) did not return .*{what} \(it is at .*:\d+\)", error
-    )
+    told = rf"the hook Event.wait \(.*threading.py:\d+\) did not return .*{what} \(it is at .*:\d+\)"
+    assert re.fullmatch(told, error)
 
 
 def test_a_hook_that_looks_at_the_time_goes_on() -> None:

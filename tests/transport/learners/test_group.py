@@ -16,7 +16,7 @@ from freewheel.errors import PeerLostError, SetupError, UsageError
 from freewheel.transport.learners import group as module
 from freewheel.transport.learners.group import Group
 from freewheel.transport.learners.launch import how
-from freewheel.transport.learners.place import RankInfo, of_torchrun, open_store, receive, send
+from freewheel.transport.learners.rank import RankInfo, of_torchrun, open_store, receive, send
 
 LIMIT = 20.0
 

@@ -244,9 +244,7 @@ def test_a_slot_that_is_being_read_is_not_dropped(dropping: Channel, monkeypatch
     assert (counted.reader.overflowed, counted.balance()) == (0, 12)
 
 
-def test_an_open_slot_that_is_being_read_is_not_dropped_later(
-    dropping: Channel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_open_slot_that_is_read_is_not_dropped_later(dropping: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
     author, counted = pen(dropping), CountingReader(dropping)
     author.begin()
     author.step()

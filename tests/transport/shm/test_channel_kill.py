@@ -188,9 +188,7 @@ CELLS = ("committed", "opened", "count", "tally")
         (True, "opened", 1),
     ],
 )
-def test_the_counts_balance_although_the_writer_continues_during_the_count(
-    drop_oldest: bool, cell: str, fragments: int
-) -> None:
+def test_the_counts_balance_although_the_writer_continues(drop_oldest: bool, cell: str, fragments: int) -> None:
     """And rows written meanwhile are not taken for dropped ones."""
     with closing(Channel(shape(slots=2), drop_oldest=drop_oldest)) as channel:
         author, counted = Pen(Writer(channel.ports[0], 0, 0)), CountingReader(channel)

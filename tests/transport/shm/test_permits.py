@@ -39,8 +39,7 @@ def test_processes_are_woken_by_a_publication(permits: SharedPermits, start: Sta
 
 def test_the_learner_sees_every_worker_that_acts(permits: SharedPermits, start: Start) -> None:
     """A race of publish and take: a worker that is not announced after a publication never acts on an older version."""
-    most = 10**6
-    with closing(SharedArrays({"log": ((2, most), "i8"), "count": ((2,), "i8")})) as memory:
+    with closing(SharedArrays({"log": ((2, 10**6), "i8"), "count": ((2,), "i8")})) as memory:
         processes = [start(children.act_again_and_again, permits, worker, memory) for worker in range(2)]
         scans: list[tuple[int, int, int]] = []
         version, seen, deadline = 0, set[int](), time.monotonic() + LIMIT

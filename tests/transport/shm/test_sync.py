@@ -28,8 +28,7 @@ def lock() -> Iterator[ProcessLock]:
 
 def test_the_lock_is_exclusive_over_processes(lock: ProcessLock, start: Start) -> None:
     with closing(SharedArrays({"counter": ((1,), "i8")})) as memory:
-        processes = [start(children.increment, lock, memory, 2000) for _ in range(3)]
-        for process in processes:
+        for process in [start(children.increment, lock, memory, 2000) for _ in range(3)]:
             process.join(LIMIT)
         assert memory["counter"][0] == 3 * 2000
 
@@ -70,9 +69,7 @@ def test_a_stopped_holder_is_known_and_can_be_killed(lock: ProcessLock, start: S
         assert lock.holder() is None, "no other process holds it"
 
 
-def test_others_wait_until_the_lock_is_released_as_often_as_it_was_taken(
-    lock: ProcessLock, start: Start, pipe: Pipe
-) -> None:
+def test_others_wait_until_it_is_released_as_often_as_it_was_taken(lock: ProcessLock, start: Start, pipe: Pipe) -> None:
     ours, theirs = pipe
     with lock:
         assert lock.acquire(0.0)
@@ -84,9 +81,7 @@ def test_others_wait_until_the_lock_is_released_as_often_as_it_was_taken(
     assert ours.poll(LIMIT)
 
 
-def test_an_interrupt_during_a_wait_leaves_the_lock_free_for_other_threads(
-    lock: ProcessLock, start: Start, pipe: Pipe
-) -> None:
+def test_an_interrupt_in_a_wait_leaves_it_free_for_other_threads(lock: ProcessLock, start: Start, pipe: Pipe) -> None:
     ours, theirs = pipe
     process = start(children.hold, lock, theirs)
     assert ours.poll(LIMIT)
@@ -128,9 +123,7 @@ def wakeup() -> Iterator[Wakeup]:
         yield wakeup
 
 
-@pytest.mark.parametrize(
-    "counts", [(1,), (1, 3), (2**64 - 2, 1)], ids=["one", "several", "as full as the counter gets"]
-)
+@pytest.mark.parametrize("counts", [(1,), (1, 3), (2**64 - 2, 1)], ids=["one", "several", "as full as a counter gets"])
 def test_one_wait_consumes_all_notifications_that_came_before(wakeup: Wakeup, counts: tuple[int, ...]) -> None:
     for count in counts:
         wakeup.notify(count)

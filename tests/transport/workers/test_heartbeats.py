@@ -65,8 +65,7 @@ def test_a_long_report_is_cut(heartbeats: Heartbeats) -> None:
 
 def test_a_death_during_a_report_does_not_affect_the_replacement(heartbeats: Heartbeats, start: Start) -> None:
     heartbeats.report(1, "before")
-    process = start(children.die_in_report, heartbeats, 1)
-    process.join(20.0)
+    start(children.die_in_report, heartbeats, 1).join(20.0)
     assert list(heartbeats.reports(1, 0)) == ["before"]
     heartbeats.report(1, "after")
     assert list(heartbeats.reports(1, 0)) == ["before", "after"]

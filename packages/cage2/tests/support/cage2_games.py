@@ -155,13 +155,12 @@ def _play(defender_name: str, red: str, seed: int) -> Games:
 def _games(
     seed: int, seen: Sequence[NDArray], actions: Sequence[int], rewards: Sequence[float], truths: Sequence[Truth]
 ) -> Games:
-    kinds = [RED_KINDS.index(one.red_action.partition(" ")[0]) for one in truths[1:]]
     return Games(
         seed=np.array([seed]),
         obs=np.array([seen], np.int8),
         action=np.array([actions]),
         reward=np.array([rewards]),
-        red_kind=np.array([kinds]),
+        red_kind=np.array([[RED_KINDS.index(one.red_action.partition(" ")[0]) for one in truths[1:]]]),
         red_success=np.array([[one.red_success for one in truths[1:]]]),
         blue_success=np.array([[one.blue_success for one in truths[1:]]]),
         access=np.array([[one.access for one in truths]]),

@@ -28,8 +28,7 @@ def test_there_are_120_orders_with_different_encodings() -> None:
 
 
 def test_every_host_has_its_type() -> None:
-    types = {host: TYPES[kind] for host, kind in zip(HOSTS, envs.TYPE_OF_HOST, strict=True)}
-    assert types == {
+    assert {host: TYPES[kind] for host, kind in zip(HOSTS, envs.TYPE_OF_HOST, strict=True)} == {
         "Defender": "defender",
         **dict.fromkeys(("Enterprise0", "Enterprise1", "Enterprise2"), "enterprise"),
         **dict.fromkeys(("Op_Host0", "Op_Host1", "Op_Host2"), "op_host"),
@@ -76,10 +75,9 @@ def played(steps: list[tuple[set[str], str]], order: tuple[str, ...] = ORDER) ->
     """Return the rewards of actions, each taken while red is on the given hosts."""
     compliance = envs.Compliance(1, LAMBDA)
     compliance.begin(np.ones(1, np.bool_), encode(order)[None], taken(*steps[0][0]))
-    after = [*(hosts for hosts, _ in steps[1:]), set[str]()]
     rewards = [
         float(compliance.judge(act(action), taken(*next_hosts))[0])
-        for (_, action), next_hosts in zip(steps, after, strict=True)
+        for (_, action), next_hosts in zip(steps, [*(hosts for hosts, _ in steps[1:]), set[str]()], strict=True)
     ]
     return compliance, rewards
 

@@ -129,9 +129,7 @@ def test_failed_orders_are_not_proposed_again(strategy: Strategy) -> None:
     orders = {trial.order for trial in search.trials if trial.order is not None}
     assert search.failed == orders & bad != set()
     assert set(search.candidates) & orders == orders - bad
-    search = WorkflowSearch(
-        RULES, [tried(ORDERS[k], -1.0, compliance) for k, compliance in enumerate((None, 0.79, 0.8))]
-    )
+    search = WorkflowSearch(RULES, [tried(ORDERS[k], -1.0, share) for k, share in enumerate((None, 0.79, 0.8))])
     assert search.failed == {ORDERS[1]}, "where compliance does not apply, nothing has failed"
 
 

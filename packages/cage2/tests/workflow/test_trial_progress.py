@@ -74,8 +74,7 @@ def test_a_panel_on_a_terminal_that_is_gone_afterwards() -> None:
                  "update 5 in 0.2 s", "evaluating 3/20", "-".join(ORDERS[1])):  # fmt: skip
         assert part in text, part
     progress.close({})
-    lines = text.rstrip().count("\n")
-    assert shown(console).count("\x1b[2K") >= lines  # every line of the panel is erased
+    assert shown(console).count("\x1b[2K") >= text.rstrip().count("\n")  # every line of the panel is erased
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Tests of measured trainings: the window, the error of a training that fails, and one real
-training."""
+"""Tests of measured trainings: the window, the error of a training that fails, and one real training."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def test_rates_are_over_the_window_alone() -> None:
 
 
 def test_a_burst_of_episodes_is_no_faster_than_rows_are_collected() -> None:
-    """Rows are collected at 100 per second all the time, but all are trained on in the last half
-    second."""
+    """Rows are collected at 100 per second all the time, but all are trained on in the last half second."""
     burst = _measured([9.4, 64, 1, 4, 80], [9.9, 640, 10, 40, 1520], SUMMARY, [], None)
     assert burst.steps_per_s == pytest.approx(1152.0)
     logged = [line(wall, None, 1.0) | {"produced": int(100 * wall)} for wall in (1.0, 2.0, 4.0, 6.0, 8.0, 10.0)]
@@ -64,8 +62,7 @@ def test_without_an_episode_in_the_window_its_length_is_that_of_earlier_ones() -
     found = _measured([2.0, 64, 1, 4, 80], [8.0, 640, 10, 4, 80], SUMMARY, [line(3.0, None, 1.0)], None)
     assert found.episodes_per_s == pytest.approx(96.0 / 20)
     assert found.cpu_util is None
-    none = _measured([2.0, 64, 1, 0, 0], [8.0, 640, 10, 0, 0], SUMMARY, [], None)
-    assert none.episodes_per_s is None
+    assert _measured([2.0, 64, 1, 0, 0], [8.0, 640, 10, 0, 0], SUMMARY, [], None).episodes_per_s is None
 
 
 def start_here(module: str, words: Sequence[str], output: Path) -> Any:
@@ -95,8 +92,7 @@ def test_a_real_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proces
     run = Path(found.path)
     written = {"config.json", "metrics.jsonl", "summary.json", "marks.json", "output.txt"}
     assert written <= {path.name for path in run.iterdir()}
-    marks = json.loads((run / "marks.json").read_text())["marks"]
-    assert [mark[1] for mark in marks] == [64 * k for k in range(1, 11)]
+    assert [mark[1] for mark in json.loads((run / "marks.json").read_text())["marks"]] == [64 * k for k in range(1, 11)]
     if process == "this one":
         with pytest.raises(MeasureError, match="the training made 10 updates, which are too few to measure"):
             measure(replace(order, name="two", warm_up_rows=640))

@@ -1,5 +1,4 @@
-"""Matplotlib opens its font files here, so that the check for leftovers of a test does not count
-them."""
+"""Matplotlib opens its font files here, so that the check for leftovers of a test does not count them."""
 
 from __future__ import annotations
 

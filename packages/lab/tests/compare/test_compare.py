@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -36,13 +36,13 @@ from tests.support.runs import IDENTITY, assert_balanced
 from tests.support.timelines import made
 from tests.support.trainers import wait_until
 
+Capture: TypeAlias = pytest.CaptureFixture[str]
 SMALL = ("--num-envs", "4", "--num-steps-per-env", "16", "--steps", "256", "--repeats", "1")
 NO_LICENCE = "RuntimeError: this simulator has no licence for another process"
 
 
 def pretended(order: TrainingRequest, watch: Callable[[Any], None] = lambda _: None) -> Measurement:
-    """Stands in for a training in a separate process. It returns what
-    `freewheel_lab.bench.measure.measure` would return."""
+    """Stands in for a training in another process: returns what `freewheel_lab.bench.measure.measure` would."""
     order.path.mkdir(parents=True)
     if order.name.startswith("batch"):
         raise MeasureError(f"every worker was given up\n\n{NO_LICENCE}")
@@ -62,7 +62,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("trainings", ["made up", pytest.param("real", marks=pytest.mark.system)])
 def test_a_mode_that_fails_is_explained_and_the_others_are_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest, trainings: str
+    tmp_path: Path, capsys: Capture, request: pytest.FixtureRequest, trainings: str
 ) -> None:
     if trainings == "made up":
         request.getfixturevalue("quick")
@@ -91,17 +91,13 @@ def test_a_mode_that_fails_is_explained_and_the_others_are_reported(
     assert results.recommendation.command in html.unescape((out / "report.html").read_text())
 
 
-def test_a_mode_whose_package_is_not_installed_is_no_failure(
-    tmp_path: Path, quick: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mode_that_is_not_installed_is_no_failure(tmp_path: Path, quick: pytest.MonkeyPatch, capsys: Capture) -> None:
     quick.setattr(importlib.util, "find_spec", lambda name: None)
     assert main(["compare", IDENTITY, "--modes", "sequential,ray", *SMALL, "--out", str(tmp_path / "out")]) == 0
     assert "ray was skipped: not installed: pip install 'freewheel-ray[ray]'\n" in capsys.readouterr().out
 
 
-def test_an_interrupt_leaves_what_is_there(
-    tmp_path: Path, quick: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_leaves_what_is_there(tmp_path: Path, quick: pytest.MonkeyPatch, capsys: Capture) -> None:
     def interrupted(order: TrainingRequest, watch: Callable[[Any], None]) -> Measurement:
         if order.name == "sequential-r2":
             signal.raise_signal(signal.SIGINT)
@@ -140,9 +136,7 @@ def _command_line(pid: str) -> str:
         return ""
 
 
-def test_a_dry_run_says_what_would_be_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_says_what_would_be_done(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(ROOT)
     assert main(["compare", IDENTITY, "--dry-run", "--modes", "sequential,episodes", "--workers", "2", *SMALL]) == 0
@@ -168,9 +162,7 @@ def test_a_dry_run_says_what_would_be_done(
         (["--lr", "-1"], "--ppo.lr"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_starts(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_is_told_before_a_start(words: list[str], message: str, tmp_path: Path, capsys: Capture) -> None:
     assert main(["compare", IDENTITY, "--out", str(tmp_path / "out"), *words]) == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -189,7 +181,7 @@ def test_the_folder_is_named_after_the_environment(env: str, name: str) -> None:
     assert usual_folder(env, "ppo") == name
 
 
-def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "mine").touch()
     assert main(["compare", IDENTITY, "--out", str(tmp_path)]) == 1
     assert "is not empty; choose another folder" in capsys.readouterr().err
@@ -197,9 +189,8 @@ def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, capsys:
 
 
 def test_every_mode_gets_the_options_that_it_has() -> None:
-    given = GivenOptions.read(
-        [IDENTITY, "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2"], trust=False
-    )
+    words = [IDENTITY, "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2"]
+    given = GivenOptions.read(words, trust=False)
     assert given.argv("continuous", num_envs=8) == (
         IDENTITY, "--mode", "continuous", "--max-lag", "3", "--lr", "0.01", "--env.n", "5", "--workers", "2", "--num-envs", "8",
     )  # fmt: skip
@@ -221,8 +212,7 @@ def test_repeats_are_interleaved_and_begin_with_another_mode_each() -> None:
 def test_the_table_holds_the_figures_of_the_rows() -> None:
     results = measured()
     results = replace(results, ideal=replace(results.ideal, steps_per_s=5000.0))
-    text = table.markdown(judged(summarised(results)))
-    assert_golden(__file__, "table", text)
+    assert_golden(__file__, "table", table.markdown(judged(summarised(results))))
 
 
 def test_a_partial_comparison_says_so_and_json_is_plain() -> None:
@@ -230,5 +220,4 @@ def test_a_partial_comparison_says_so_and_json_is_plain() -> None:
     part = judged(summarised(replace(results, rows=results.rows[:5], ended="interrupted")))
     assert_golden(__file__, "table_of_an_interrupted_comparison", table.markdown(part))
     json.dumps(part.to_json(), allow_nan=False)
-    nothing = judged(summarised(replace(results, rows=())))
-    assert "Nothing was measured." in table.markdown(nothing)
+    assert "Nothing was measured." in table.markdown(judged(summarised(replace(results, rows=()))))

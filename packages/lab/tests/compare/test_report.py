@@ -1,5 +1,4 @@
-"""Tests of the report of a comparison. Its numbers are those of the rows, it needs no network, and
-it can be read even if data is missing."""
+"""Tests of the report: its numbers are those of the rows, it needs no network, and data may be missing."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'"
 
 
 class Page(HTMLParser):
-    """Collects the elements of a page: cells of the main table, cells of the raw rows, and all
-    texts."""
+    """Collects the elements of a page: cells of the main table, cells of the raw rows, and all texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -182,10 +180,8 @@ def test_an_interrupted_comparison_says_so(count: int) -> None:
 def test_a_failed_mode_is_explained_and_the_others_are_shown() -> None:
     reason = "worker 2 died in step: Segmentation fault"
     whole = reported()
-    changed: dict[str, dict[str, Any]] = {
-        "episodes": {"failed": reason},
-        "lockstep": {"refused": "not installed: pip install it", "envs": 0},
-    }
+    refused = {"refused": "not installed: pip install it", "envs": 0}
+    changed: dict[str, dict[str, Any]] = {"episodes": {"failed": reason}, "lockstep": refused}
     modes = tuple(replace(case, **changed.get(case.mode, {})) for case in whole.modes)
     found = page(reported(modes=modes, rows=tuple(row for row in whole.rows if row.mode not in changed)))
     assert f"episodes failed.  {reason}" in found.shown

@@ -1,5 +1,4 @@
-"""Tests of the amount of work. It is the same in every mode, and the slowest mode has enough time
-for it."""
+"""Tests of the amount of work. It is the same in every mode, and the slowest mode has enough time for it."""
 
 from __future__ import annotations
 
@@ -77,6 +76,5 @@ def test_rows_before_the_first_update_are_no_part_of_what_a_slower_mode_is_measu
 
 
 def test_modes_whose_speed_is_not_known_are_taken_for_the_slowest() -> None:
-    found = size(replace(USUAL, rates={"sequential": 1024.0, "mine": 0.0}))
-    assert found.seconds["mine"] == 20.0
+    assert size(replace(USUAL, rates={"sequential": 1024.0, "mine": 0.0})).seconds["mine"] == 20.0
     assert size(replace(USUAL, rates={"mine": 0.0})).seconds["mine"] == pytest.approx(20.0, rel=0.3)

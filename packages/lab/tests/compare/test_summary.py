@@ -68,10 +68,8 @@ def test_a_mode_that_does_a_part_of_the_work_does_just_that_part() -> None:
     partly = replace(results, work=work, rows=(*(one for one in results.rows if one.mode != "sequential"), *slow))
     assert unequal(partly) == []
     found = summarised(partly)
-    assert (
-        "in each of 9 trainings; too slow for the whole work: sequential 20.0% (4,096 rows); compare"
-        in found.equal_work
-    )
+    told = "in each of 9 trainings; too slow for the whole work: sequential 20.0% (4,096 rows); compare"
+    assert told in found.equal_work
     assert found.equal_wall_s == summarised(results).equal_wall_s
     assert len(unequal(replace(partly, work=results.work))) == 3
     alone = summarised(replace(partly, rows=tuple(slow))).equal_work
@@ -86,9 +84,8 @@ def test_a_replay_buffer_may_take_a_few_rows_more() -> None:
     told = equal_work([more, row("batch", 2, 1.0, trained=ROWS + 100, updates=7)], replay=True)
     assert told == "equal work by the ledger: 20,580 rows trained and 7 updates in each of 2 trainings"
     alike = equal_work([row("batch", 1, 1.0, updates=100), row("batch", 2, 1.0, updates=105)], replay=True)
-    assert alike.endswith(
-        "except for the updates of the last rows: 20,480 rows stored and 100 to 105 updates in 2 trainings"
-    )
+    told = "except for the updates of the last rows: 20,480 rows stored and 100 to 105 updates in 2 trainings"
+    assert alike.endswith(told)
     less = row("batch", 1, 1.0, trained=ROWS - 100, produced=ROWS + 412, updates=7)
     assert len(unequal(replace(off, rows=(less,)))) == 1
 

@@ -48,10 +48,9 @@ def test_wandb_has_every_figure_of_every_mode(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HOME", str(tmp_path))
     results = summarised(measured())
     told = write(results, tmp_path, TrackerOptions(("wandb",), "tests"))
-    assert (told.lines, told.problems) == (
-        [f"wandb: offline; to upload: wandb sync {tmp_path}/wandb/offline-run-*"],
-        [],
-    )
+    said = f"wandb: offline; to upload: wandb sync {tmp_path}/wandb/offline-run-*"
+    assert told.lines == [said]
+    assert told.problems == []
     first, second = wandb_history(tmp_path)
     expected = {f"Compare/{name}/{one.mode}": value for one in results.summary for name, value in figures(one).items()}
     assert first == pytest.approx(expected)

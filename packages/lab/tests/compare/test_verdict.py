@@ -28,8 +28,7 @@ def test_the_fastest_is_recommended_with_its_margin_and_its_reason() -> None:
 
 
 def test_within_noise_the_least_lag_is_preferred() -> None:
-    rates = {**RATES, **NEAR}
-    results = verdict(measured(rates))
+    results = verdict(measured({**RATES, **NEAR}))
     assert margin(summarised(results), "continuous", "batch").within_noise
     found = results.recommendation
     assert found is not None

@@ -21,16 +21,12 @@ ROWS = 2048
 def trained(mode: str, workers: int, rate: float) -> ResultRow:
     """Return a training of this rate whose time shares agree with `POLICY`."""
     wall, total = 20_480 / rate, 20_480
-    shares = {
-        "worker": {"infer": POLICY.act * total / (workers * wall)},
-        "learner": {"update": POLICY.learn * total / wall},
-    }
+    act, learn = POLICY.act * total / (workers * wall), POLICY.learn * total / wall
+    shares = {"worker": {"infer": act}, "learner": {"update": learn}}
     return row(mode, 1, rate, workers=workers, envs=workers, wall_s=wall, shares=shares, produced=total)
 
 
-def measured(
-    mode: str, kind: Kind, env: StepTimes, counts: tuple[int, ...], barrier: float = 1.0
-) -> list[MeasuredPoint]:
+def timed(mode: str, kind: Kind, env: StepTimes, counts: tuple[int, ...], barrier: float = 1.0) -> list[MeasuredPoint]:
     """Return the measurements that the law predicts for this env."""
     found = []
     for workers in counts:
@@ -42,18 +38,15 @@ def measured(
 
 def test_the_fit_finds_the_numbers_that_made_the_points() -> None:
     slower = UNEVEN.scaled(1.3)
-    points = measured("continuous", "free", slower, (1, 2, 4, 8)) + measured(
-        "lockstep", "barrier", slower, (1, 2, 4, 8), 1.6
-    )
+    points = timed("continuous", "free", slower, (1, 2, 4, 8)) + timed("lockstep", "barrier", slower, (1, 2, 4, 8), 1.6)
     law = fit(points, UNEVEN, POLICY, cores=2)
     assert law.env.row == pytest.approx(slower.row, rel=0.02)
-    found = scaled(points, law, memory=0, rows_per_update=ROWS)
-    assert max(abs(point.error or 0.0) for point in found.points) < 0.02
+    assert max(abs(point.error or 0.0) for point in scaled(points, law, memory=0, rows_per_update=ROWS).points) < 0.02
     assert law.barrier == pytest.approx(1.6, rel=0.2)
 
 
 def test_free_workers_have_the_mean_and_a_barrier_has_the_slowest() -> None:
-    law = fit(measured("continuous", "free", UNEVEN, (1, 2, 4)), UNEVEN, POLICY, cores=64)
+    law = fit(timed("continuous", "free", UNEVEN, (1, 2, 4)), UNEVEN, POLICY, cores=64)
     free, barrier = (law.predict(way_with(kind, 50, ROWS)).rate for kind in ("free", "barrier"))
     assert free == pytest.approx(50 / (law.env.row + law.policy.act), rel=0.1)
     assert barrier < 0.5 * free  # the slowest of 50 lognormal steps takes several times the mean
@@ -61,18 +54,16 @@ def test_free_workers_have_the_mean_and_a_barrier_has_the_slowest() -> None:
 
 
 def test_workers_pay_until_the_learner_is_the_limit() -> None:
-    law = fit(measured("continuous", "free", EVEN, (1, 2)), EVEN, POLICY, cores=10_000)
-    most = pays_up_to(law, "free", ROWS)
-    assert 75 <= most <= 90  # 80 workers make 80 % of 10,000 rows/s, which the learner accepts
+    law = fit(timed("continuous", "free", EVEN, (1, 2)), EVEN, POLICY, cores=10_000)
+    assert 75 <= pays_up_to(law, "free", ROWS) <= 90  # 80 workers make 80 % of 10,000 rows/s, which the learner accepts
     slow = PolicyTimes(act=5e-5, learn=2.5e-3)  # 400 rows/s: 4 workers
     law = fit([], EVEN, slow, cores=10_000)
     assert 3 <= pays_up_to(law, "free", ROWS) <= 5
-    free = fit([], EVEN, PolicyTimes(act=0.0, learn=1e-9), cores=10_000)
-    assert pays_up_to(free, "free", ROWS) == 200
+    assert pays_up_to(fit([], EVEN, PolicyTimes(act=0.0, learn=1e-9), cores=10_000), "free", ROWS) == 200
 
 
 def test_extrapolation_names_its_assumptions_and_goes_beyond_what_was_measured() -> None:
-    points = measured("continuous", "free", EVEN, (1, 2, 4, 20))
+    points = timed("continuous", "free", EVEN, (1, 2, 4, 20))
     found = scaled(points, fit(points, EVEN, POLICY, cores=2), memory=50 << 20, rows_per_update=ROWS)
     assert [point.workers for point in found.extrapolated] == [50, 100, 200]
     assert all(point.measured is None for point in found.extrapolated)
@@ -85,10 +76,8 @@ def test_extrapolation_names_its_assumptions_and_goes_beyond_what_was_measured()
 
 
 def test_a_point_that_failed_is_kept_with_its_reason() -> None:
-    points = [
-        *measured("continuous", "free", EVEN, (1, 2)),
-        MeasuredPoint("continuous", way_with("free", 4, ROWS), (), "no memory"),
-    ]
+    lost = MeasuredPoint("continuous", way_with("free", 4, ROWS), (), "no memory")
+    points = [*timed("continuous", "free", EVEN, (1, 2)), lost]
     found = scaled(points, fit(points, EVEN, POLICY, cores=2), memory=0, rows_per_update=ROWS)
     assert (found.points[-1].measured, found.points[-1].failed) == (None, "no memory")
     assert len(found.rows) == 2

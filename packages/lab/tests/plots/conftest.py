@@ -1,5 +1,4 @@
-"""Matplotlib keeps its font files open. It opens them here, so that the check for leftovers of a
-test does not count them."""
+"""Matplotlib opens and keeps its font files here, so that the check for leftovers does not count them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Tests of `freewheel plot`. It writes files of the requested format from real rows, and prints one
-line if it cannot."""
+"""Tests of `freewheel plot`: files of the requested format from real rows, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def test_png_and_svg_are_written_and_name_the_groups(runs: Path, capsys: pytest.
     assert main(["plot", "a", "b", "--runs-dir", str(runs)]) == 0
     assert capsys.readouterr().out.split() == [str(runs / "curves.png"), str(runs / "curves.svg")]
     assert (runs / "curves.png").read_bytes()[:8] == PNG
-    found = texts(runs / "curves.svg")
-    assert {"a (2 seeds)", "b", "environment steps", "wall time", "CartPole-v1"} <= set(found)
+    assert {"a (2 seeds)", "b", "environment steps", "wall time", "CartPole-v1"} <= set(texts(runs / "curves.svg"))
 
 
 def test_one_file_one_axis_and_one_metric(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,9 +67,7 @@ def test_an_empty_run_is_left_out_and_told(runs: Path, capsys: pytest.CaptureFix
         (["b", "--y", "eval_return"], "have no values of --y eval_return"),
     ],
 )
-def test_what_cannot_be_drawn_is_one_line(
-    runs: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
-) -> None:
+def test_a_refusal_is_one_line(runs: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     assert main(["plot", *words, "--runs-dir", str(runs)]) == 2
     said = capsys.readouterr().err
     assert message in said

@@ -1,5 +1,4 @@
-"""Tests of learning curves: groups of seeds, means and bands that were computed by hand, and
-damaged or missing rows."""
+"""Tests of learning curves: groups of seeds, means and bands computed by hand, damaged or missing rows."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def read(path: Path, said: list[str] | None = None) -> curves.PlottedRun:
 
 def test_a_band_is_the_mean_and_the_deviation_of_the_seeds(tmp_path: Path) -> None:
     first = read(make(tmp_path / "a-s1", [(10, 1.0), (20, 3.0), (40, 5.0)]))
-    second = read(make(tmp_path / "a-s2", [(10, 2.0), (30, 8.0), (40, 9.0)], seed=2))
-    (group,) = curves.group([first, second])
+    (group,) = curves.group([first, read(make(tmp_path / "a-s2", [(10, 2.0), (30, 8.0), (40, 9.0)], seed=2))])
     (line,) = curves.chart([group], "steps", "return_mean").lines
     by_hand = {10: (1.0, 2.0), 20: (3.0, 5.0), 30: (4.0, 8.0), 40: (5.0, 9.0)}  # linear between points
     assert group.label == "a (2 seeds)"
@@ -70,8 +68,7 @@ def test_a_dot_of_one_run_has_the_deviation_of_its_evaluation(tmp_path: Path) ->
 
 @pytest.mark.parametrize("since", [1, 3])
 def test_evaluations_of_an_earlier_version_have_no_deviation(tmp_path: Path, since: int) -> None:
-    """An earlier version recorded neither the deviation nor the step. A run that was resumed has
-    them only in its later rows."""
+    """An earlier version recorded neither the deviation nor the step; a resumed run has them in later rows only."""
     path = make(tmp_path / "a", [(10, 1.0), (20, 2.0), (30, 3.0)], "eval_return")
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     for row in rows[since:]:
@@ -84,8 +81,7 @@ def test_evaluations_of_an_earlier_version_have_no_deviation(tmp_path: Path, sin
 
 @pytest.mark.parametrize(("ys", "span"), [((-44.9, -45.8), 4.58), ((480, 500), 50), ((0, 10), 10), ((3, 3), 0.3)])
 def test_a_small_difference_looks_small_and_times_are_round(ys: tuple[float, float], span: float) -> None:
-    drawn = ChartLine("a", ((0.3, ys[0]), (154.0, ys[1])))
-    lines = LineChart("x", "x", "wall time", "y", (drawn,), show_x=duration)
+    lines = LineChart("x", "x", "wall time", "y", (ChartLine("a", ((0.3, ys[0]), (154.0, ys[1]))),), show_x=duration)
     low, high = lines.y_span()
     assert high - low == pytest.approx(span)
     assert low <= min(ys) <= max(ys) <= high
@@ -109,8 +105,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_groups_of_their_own(tmp_path
         ("b", {"seed": 1, "ppo": {"lr": 0.1}}),
         ("a-s2", {"seed": 2, "run": "a-s2", "sources": {"seed": "flag"}}),
     )
-    runs = [read(make(tmp_path / name, points, **config)) for name, config in configs]
-    groups = curves.group(runs)
+    groups = curves.group([read(make(tmp_path / name, points, **config)) for name, config in configs])
     assert [(one.label, len(one.runs)) for one in groups] == [("a (2 seeds)", 2), ("b", 1)]
     lines = curves.chart(groups, "steps", "return_mean").lines
     assert [bool(line.low) for line in lines] == [True, False]  # one seed has no band
@@ -119,8 +114,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_groups_of_their_own(tmp_path
 
 def test_runs_of_the_same_name_in_two_places_can_be_told_apart(tmp_path: Path) -> None:
     runs = [read(make(tmp_path / place / "a", [(1, 1.0)], algo=place)) for place in ("ppo", "sac")]
-    labels = [one.label for one in curves.group(runs)]
-    assert labels == [f"{tmp_path / 'ppo'}/a", f"{tmp_path / 'sac'}/a"]
+    assert [one.label for one in curves.group(runs)] == [f"{tmp_path / 'ppo'}/a", f"{tmp_path / 'sac'}/a"]
 
 
 @pytest.mark.parametrize(
@@ -148,8 +142,7 @@ def test_a_damaged_line_is_left_out_and_told_and_half_a_line_is_a_row_to_come(tm
     with (path / "metrics.jsonl").open("a") as file:
         file.write('{"env_steps": 3, "return\n[]\n{"env_steps": 4, "return_mean": 4.0}\n{"env_st')
     said: list[str] = []
-    run = read(path, said)
-    assert run.columns["env_steps"].tolist() == [1, 2, 4]
+    assert read(path, said).columns["env_steps"].tolist() == [1, 2, 4]
     assert said == [f"{path}/metrics.jsonl: 2 lines are damaged (the first is 3) and skipped"]
 
 

@@ -13,9 +13,8 @@ from freewheel_lab.plots.chart import PALETTE, Bar, BarChart, Chart, ChartLine, 
 from freewheel_lab.plots.numbers import percent
 
 HOSTILE = "<script>alert(1)</script>&\"'"
-BARS = BarChart(
-    "x", "Speed", "more is better", (Bar("a", 50.0, 40.0, 80.0), Bar("b", 100.0), Bar("c", None, note="failed"))
-)
+THREE = (Bar("a", 50.0, 40.0, 80.0), Bar("b", 100.0), Bar("c", None, note="failed"))
+BARS = BarChart("x", "Speed", "more is better", THREE)
 LINE = ChartLine("a", ((0.0, 0.0), (5.0, 50.0), (10.0, 100.0)))
 LINES = LineChart("x", "Return", "steps", "return", (LINE,))
 STACKS = StackedBarChart(
@@ -81,8 +80,7 @@ def test_steps_hold_a_value_until_the_next() -> None:
 
 
 def test_a_band_lies_around_its_line() -> None:
-    line = replace(LINE, low=(0.0, 40.0, 90.0), high=(10.0, 60.0, 100.0))
-    chart = replace(LINES, lines=(line,))
+    chart = replace(LINES, lines=(replace(LINE, low=(0.0, 40.0, 90.0), high=(10.0, 60.0, 100.0)),))
     (band,), (path,) = all_of(chart, "band"), all_of(chart, "line")
     upper, lower = corners(band)[:3], corners(band)[:2:-1]
     for (_, above), (_, y), (_, below) in zip(upper, corners(path), lower, strict=True):
@@ -107,8 +105,7 @@ def test_long_lines_are_thinned_and_single_points_are_dots() -> None:
 def test_a_legend_has_each_label_once_and_what_styles_mean() -> None:
     lines = (LINE, replace(LINE, style="dots"), replace(LINE, label="b", colour=1))
     chart = replace(LINES, lines=lines, styles={"dots": "measured", "line": "law", "dashed": "extrapolated"})
-    keys = ["".join(node.itertext()) for node in drawn(chart).iter("li")]
-    assert keys == ["a", "b", "measured", "law"]
+    assert ["".join(node.itertext()) for node in drawn(chart).iter("li")] == ["a", "b", "measured", "law"]
     assert svg.colour(len(PALETTE) + 1) == svg.colour(1) == "c1", "colours repeat when they run out"
 
 

@@ -56,8 +56,7 @@ def test_an_env_is_tuned_and_the_file_can_be_used(capfd: Capture, tmp_path: Path
     assert {one["options"]["mode"] for one in said["candidates"]} >= {"sequential", "batch", "continuous"}
     written = tomllib.loads((tmp_path / "tuned.toml").read_text())
     assert written == said["chosen"]["options"]
-    config = from_argv(shlex.split(said["command"])[2:])
-    assert config.mode == written["mode"]
+    assert from_argv(shlex.split(said["command"])[2:]).mode == written["mode"]
     assert "left" in err, "it says how long it will take"
     assert not (tmp_path / "runs").exists()
 
@@ -89,9 +88,7 @@ def test_an_env_that_fails_in_the_probe_is_named(capfd: Capture, tmp_path: Path,
         (["CartPole-v1", "--probe-seconds", "100"], "--probe-seconds"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_in_one_line(
-    capfd: Capture, tmp_path: Path, words: list[str], said: str
-) -> None:
+def test_what_cannot_be_tuned_is_refused_in_a_line(capfd: Capture, tmp_path: Path, words: list[str], said: str) -> None:
     code, _, err = tuned(capfd, tmp_path, *words)
     assert code == 2
     assert said in err
@@ -100,8 +97,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(
 
 def test_an_interrupt_leaves_what_is_known(capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[TuningCandidate] = []
-    known = replace(probed(WAITING), acting=((1, 1e-5), (16, 8e-5)))
-    monkeypatch.setattr(probe, "probe", lambda *_: known)
+    monkeypatch.setattr(probe, "probe", lambda *_: replace(probed(WAITING), acting=((1, 1e-5), (16, 8e-5))))
 
     def interrupted(candidate: TuningCandidate, seconds: float, **_: object) -> TuningTrial:
         ran.append(candidate)

@@ -30,8 +30,7 @@ def only(tuning: Tuning, one: TuningCandidate) -> Tuning:
 def test_the_command_reads_the_file_and_is_the_same_plan(tmp_path: Path, suffix: str) -> None:
     tuning, path = tuned("--ppo.lr 1e-3 --seed 7"), tmp_path / f"tuned.{suffix}"
     best = {one.mode: one for one in reversed(tuning.order)}
-    odd = next(one for one in tuning.order if "collection_batch_size" in one.options)
-    for one in [*best.values(), odd]:
+    for one in [*best.values(), next(one for one in tuning.order if "collection_batch_size" in one.options)]:
         chosen = only(tuning, one)
         file.write(chosen, path)
         freewheel, train, *words = shlex.split(chosen.command)
@@ -50,8 +49,7 @@ def test_only_what_was_chosen_is_in_it_with_the_reason(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     assert lines[0].startswith("# Written by freewheel tune: use --mode batch with 4 workers x ")
     assert lines[1] == f"# To use it: {tuning.command}"
-    options = [line.partition(" = ")[0] for line in lines[2:]]
-    assert options == ["mode", "workers", "envs_per_worker"]
+    assert [line.partition(" = ")[0] for line in lines[2:]] == ["mode", "workers", "envs_per_worker"]
     assert tuning.command == f"freewheel train Toy-v0 --config {path}"
 
 

@@ -1,5 +1,4 @@
-"""Tests of the recommendation of a tuning. The setting that was measured to be better wins, and
-errors are reported."""
+"""Tests of the recommendation of a tuning. The setting that was measured to be better wins, and errors are reported."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def test_the_measured_better_wins_and_the_contradiction_is_told() -> None:
     assert tuning.chosen is second
     assert f"--mode {first.mode} with" in tuning.sentence
     assert "was predicted to be best but made only" in tuning.sentence
-    trials = tuning.to_json()["trials"]
-    assert [round(one["error"], 2) for one in trials] == [2.33, 0.0]
+    assert [round(one["error"], 2) for one in tuning.to_json()["trials"]] == [2.33, 0.0]
     assert tuning.to_json()["chosen"]["options"] == second.options
 
 

@@ -1,5 +1,4 @@
-"""Tests of the search: which settings are tried, which options stay fixed, and which setting comes
-first."""
+"""Tests of the search: which settings are tried, which options stay fixed, and which setting comes first."""
 
 from __future__ import annotations
 
@@ -110,8 +109,7 @@ def test_a_fixed_number_of_envs_is_divided_over_workers() -> None:
 
 def test_an_env_that_cannot_be_sent_has_no_workers() -> None:
     found, _ = search(probed(replace(WAITING, portable=False)))
-    apart = [one for one in found if one.options.get("placement") == "processes"]
-    assert not apart
+    assert not [one for one in found if one.options.get("placement") == "processes"]
     assert searched(WAITING, "--mode continuous")
 
 

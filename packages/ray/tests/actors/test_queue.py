@@ -50,8 +50,7 @@ def test_rows_count_from_when_their_number_is_known(queue: FragmentQueue, env: E
 
 
 def test_data_that_is_lost_is_produced_and_dropped(queue: FragmentQueue, env: EnvSpec) -> None:
-    coming = queue.put(fragment(env, 0, 1, 4, nan=2), complete=False)
-    queue.arrived(coming, None)
+    queue.arrived(queue.put(fragment(env, 0, 1, 4, nan=2), complete=False), None)
     (found,) = queue.take()
     assert (found.rows, found.lost, found.gap, len(found.data.valid)) == (0, {"nan": 2, "worker_death": 4}, True, 0)
     assert queue.account(0) == WorkerRows(6, 0, 0)

@@ -64,8 +64,7 @@ def goes_on(one: Trainer, seconds: float = 40.0) -> None:
 
 
 def restarts(one: Trainer) -> int:
-    status = json.loads((one.path / "status.json").read_text())
-    return sum(worker["restarts"] for worker in status["workers"])
+    return sum(worker["restarts"] for worker in json.loads((one.path / "status.json").read_text())["workers"])
 
 
 def all_on(nodes: Nodes, *which: str) -> Callable[[], bool]:

@@ -54,7 +54,7 @@ def test_an_interrupted_federation_is_resumed(
     weights = sum(value.nbytes for value in checkpoint.load(path / "checkpoints").params.values())
     assert all(2 * weights <= row["bytes_in"] <= 2 * weights + 10_000 for row in rows)
     for site in ("site-1", "site-2"):
-        assert "going on" in (path / "sites" / site / "messages.jsonl").read_text(), "with its optimiser and its rows"
+        assert "continuing" in (path / "sites" / site / "messages.jsonl").read_text(), "with its optimiser and its rows"
         assert summary["sites"][site]["rounds"] == 12
     assert main(["resume", "f"]) == 0
     assert "is complete: 12 of 12 rounds are done" in capfd.readouterr().out

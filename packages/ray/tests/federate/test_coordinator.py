@@ -49,8 +49,7 @@ class Line:
 
 
 def spaces(columns: int) -> dict[str, Any]:
-    box = gymnasium.spaces.Box(-1, 1, (columns,))
-    return layout_of(box, gymnasium.spaces.Discrete(2)).to_json()
+    return layout_of(gymnasium.spaces.Box(-1, 1, (columns,)), gymnasium.spaces.Discrete(2)).to_json()
 
 
 def good(frame: SiteMessage) -> SiteMessage:
@@ -135,12 +134,9 @@ def test_a_site_that_cannot_start_is_reported_in_one_line(answer: SiteMessage | 
         (b"", "lost", "its node is gone"),
     ],
 )  # fmt: skip
-def test_what_a_site_sends_in_place_of_weights_is_skipped_and_counted(
-    answer: SiteMessage | bytes, reason: str, said: str
-) -> None:
+def test_anything_but_weights_is_skipped_and_counted(answer: SiteMessage | bytes, reason: str, said: str) -> None:
     def bad(frame: SiteMessage) -> SiteMessage | bytes:
-        first = frame.kind == "round" and frame.values["round"] == 1
-        return answer if first else good(frame)
+        return answer if frame.kind == "round" and frame.values["round"] == 1 else good(frame)
 
     federation = Federation({"a": good, "b": bad})
     federation.join()

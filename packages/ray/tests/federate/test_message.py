@@ -16,8 +16,7 @@ KNOWN: dict[str, NDArray] = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), 
 
 
 def test_a_message_arrives_as_it_was_sent() -> None:
-    sent = SiteMessage("learned", {"round": 3, "rows": 70}, KNOWN)
-    came = unpack(sent.pack(), "a", "learned", known=KNOWN)
+    came = unpack(SiteMessage("learned", {"round": 3, "rows": 70}, KNOWN).pack(), "a", "learned", known=KNOWN)
     assert (came.kind, came.values) == ("learned", {"round": 3, "rows": 70})
     assert all(np.array_equal(came.arrays[name], KNOWN[name]) for name in KNOWN)
     assert all(value.flags.writeable and value.flags.aligned for value in came.arrays.values())

@@ -19,15 +19,12 @@ from tests.support.runs import train
 
 
 @pytest.mark.parametrize("algo", ["sac", "ppo"])
-def test_sites_get_what_was_settled_where_they_leave_it_to_defaults(
-    algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sites_get_what_was_settled_for_defaults(algo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This federation began before defaults changed: it does not normalise observations, and its temperature begins at 1."""
     settled: dict[str, Any] = {"sac": {"first_temperature": 1.0, "learning_starts": 60}} if algo == "sac" else {}
     policy = {"hidden": [8], "normalize_obs": False}
     path = train(tmp_path, "CartPole-v1", algo=algo, steps=64, evals=0, run="f", policy=policy, **settled).path
-    params = checkpoint.load(path / "checkpoints").params
-    learned = {f"{POLICY}{name}": value for name, value in params.items()}
+    learned = {f"{POLICY}{name}": value for name, value in checkpoint.load(path / "checkpoints").params.items()}
     (path / AVERAGE).write_bytes(checkpoint.encode_arrays(learned))
     words = ["--env=CartPole-v1", f"--algo={algo}", "--steps=64"]
     named = {"plain": words, "own": [*words, "--normalize-obs", "true"]}

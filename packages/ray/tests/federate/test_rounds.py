@@ -114,9 +114,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(1, 3), st.integers(0, 2))
-def test_every_site_is_counted_or_skipped_once_a_round_in_any_order(
-    events: list[tuple[str, int]], least: int, restarts: int
-) -> None:
+def test_every_site_counts_or_is_skipped_once_a_round(events: list[tuple[str, int]], least: int, restarts: int) -> None:
     names = ("a", "b", "c")
     rounds = joined(*names, least=least, restarts=restarts)
     asked, answers = set(rounds.begin()), dict[str, int]()

@@ -29,8 +29,7 @@ def config_of(found: Any, *, trust: bool = False) -> resolve.Config:
 def test_sites_by_number_have_names_and_different_seeds() -> None:
     assert [table["name"] for table in read("3", 1)] == ["site-1", "site-2", "site-3"]
     assert (len(read("auto", 1)), len(read("auto", 7))) == (2, 7)
-    seeds = {config_of(site(number=number)).run.seed for number in range(3)}
-    assert len(seeds) == 3
+    assert len({config_of(site(number=number)).run.seed for number in range(3)}) == 3
     assert config_of(site()).run.evaluation.evals == 0, "the coordinator evaluates the average"
     assert site().steps == 10_000
 
@@ -54,9 +53,7 @@ def test_code_that_a_file_names_needs_trust() -> None:
         site(own)
     assert config_of(site(own, trust=True), trust=True).env.name == own["env"]
     typed = ["tests.support.worlds:Conditioned", "--steps", "100"]
-    assert config_of(site(argv=typed)).env.name == own["env"], (
-        "an option that the user has typed needs no further consent"
-    )
+    assert config_of(site(argv=typed)).env.name == own["env"], "an option that was typed needs no further consent"
 
 
 @pytest.mark.parametrize(

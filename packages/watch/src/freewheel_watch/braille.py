@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from freewheel.sinks.words import rate
+from freewheel.sinks.formats import rate
 
 Points = Sequence[tuple[float, float]]
 

@@ -39,9 +39,9 @@ class WatchOptions:
 
 
 def _parse(argv: Sequence[str]) -> WatchOptions:
-    from freewheel.config import flags, words
+    from freewheel.config import flags, synonyms
 
-    positional, given = flags.read_argv(argv, flags.option_types(WatchOptions), answers=words.ABOUT_RUNS)
+    positional, given = flags.read_argv(argv, flags.option_types(WatchOptions), answers=synonyms.ABOUT_RUNS)
     if len(positional) > 1:
         raise UsageError(f"give one run, not {' '.join(positional)}; the page compares several")
     return flags.build(WatchOptions, {**given, **({"run": (positional[0],)} if positional else {})})

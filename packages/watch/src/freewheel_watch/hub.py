@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.errors import FileError, text_of
-from freewheel.files.output import complain
+from freewheel.files.stdout import complain
 from freewheel.run.live.status import STATUS
 from freewheel_watch.feed import HELLO, RunFeed, words
 from freewheel_watch.listing import RunEntry, list_runs

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from freewheel.errors import SetupError
-from freewheel.files.output import complain
+from freewheel.files.stdout import complain
 from freewheel_watch.feed import read_timeline
 from freewheel_watch.gate import ADDRESS, AccessGate
 from freewheel_watch.hub import PageClient, RunHub

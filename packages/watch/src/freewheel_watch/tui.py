@@ -26,7 +26,7 @@ from freewheel.metrics.targets import Indicator, Setup, judge
 from freewheel.metrics.workers import STATES
 from freewheel.run.live.following import Follower
 from freewheel.run.live.status import Worker, called
-from freewheel.sinks import words
+from freewheel.sinks import formats
 from freewheel_watch import braille
 from freewheel_watch.curve import number, numbers
 from freewheel_watch.feed import budget_of
@@ -189,13 +189,11 @@ def _header(watched: FollowedRun) -> list[Text]:
     wall = number(row.get("wall_s")) if state != "running" or status is None else status.wall_s
     line = Text.assemble(
         (follower.path.name, "bold"), "  ", what, (seed, "dim"), "   ", (state, RUN_COLOURS.get(state, "")),
-        (f"  {words.clock(wall)}" if wall is not None else "", ""), ("   q ends this view", "dim"),
+        (f"  {formats.clock(wall)}" if wall is not None else "", ""), ("   q ends this view", "dim"),
     )  # fmt: skip
     line.no_wrap = True
     if state == "running" and status is not None and status.age > STALE:
-        asked = (
-            f"the trainer has not answered for {words.clock(status.age)}: freewheel doctor --why-stuck {follower.path}"
-        )
+        asked = f"the trainer has not answered for {formats.clock(status.age)}: freewheel doctor --why-stuck {follower.path}"
         return [line, Text(asked, "bold red")]
     if (summary := follower.summary) is not None and summary.get("error"):
         return [line, Text(" ".join(str(summary["error"]).split()), "red", no_wrap=True, overflow="ellipsis")]
@@ -207,12 +205,12 @@ def _progress(watched: FollowedRun, width: int) -> list[Text]:
     budget = budget_of(watched.follower.config or {})
     if not {"wall_s", "env_steps", "episodes"} <= row.keys():
         return [Text("starting: no row of metrics yet", "dim")]
-    progress, left = words.progress_and_left(budget, row)
+    progress, left = formats.progress_and_left(budget, row)
     steps = f"{row['env_steps']:,}" + (f" / {budget.steps:,}" if budget.steps is not None else "") + " steps"
     if progress is None:
         return [Text(steps, "bold")]
-    doing = words.evaluating(row) or (f"eta {words.clock(left)}" if watched.follower.state == "running" else "")
-    text = f"  {words.percent(progress)}  {steps}  {doing}"
+    doing = formats.evaluating(row) or (f"eta {formats.clock(left)}" if watched.follower.state == "running" else "")
+    text = f"  {formats.percent(progress)}  {steps}  {doing}"
     bar = max(10, width - len(text) - 1)
     full = round(progress * bar)
     return [Text.assemble(("━" * full, "green"), ("━" * (bar - full), "grey30"), (text, "bold"), no_wrap=True)]
@@ -235,7 +233,7 @@ def _tiles(judged: Sequence[Indicator], width: int) -> list[Text]:
 
 
 def _value(one: Indicator, value: float | None) -> str:
-    return words.percent(value) if one.is_share or value is None else f"{words.rate(value)}/s"
+    return formats.percent(value) if one.is_share or value is None else f"{formats.rate(value)}/s"
 
 
 def _target(one: Indicator) -> str:
@@ -268,15 +266,15 @@ def _figures(watched: FollowedRun) -> list[Text]:
     status = watched.follower.status
     best = max((point.evaluated for point in watched.points if point.evaluated is not None), default=None)
     parts = [
-        ("return", words.number(number(row.get("return_mean")))),
-        ("best eval", words.number(best)),
-        ("length", words.number(number(row.get("length_mean")), 0)),
-        ("episodes/s", words.rate(number(row.get("episodes_per_s")))),
+        ("return", formats.number(number(row.get("return_mean")))),
+        ("best eval", formats.number(best)),
+        ("length", formats.number(number(row.get("length_mean")), 0)),
+        ("episodes/s", formats.rate(number(row.get("episodes_per_s")))),
         ("updates", f"{row.get('updates', 0):,}"),
-        ("lag", words.number(number(row.get("lag_mean")))),
+        ("lag", formats.number(number(row.get("lag_mean")))),
     ]
     if status is not None and watched.follower.state == "running":
-        parts.append(("learner", f"{status.learner.doing} for {words.duration(status.learner.since_s)}"))
+        parts.append(("learner", f"{status.learner.doing} for {formats.duration(status.learner.since_s)}"))
     line = Text(no_wrap=True, overflow="ellipsis")
     for name, value in parts:
         line.append(f"{name} ", "dim")
@@ -293,18 +291,18 @@ def _shares(row: Mapping[str, Any], width: int, ascii_only: bool, *, legend: boo
         shares = {name.replace("_", "-"): value for name, value in spent.items()}
         if not shares:
             continue
-        shades = words.ASCII_SHADES if ascii_only else words.SHADES
-        bar, parts = words.shares_bar(shares, shades, max(10, min(60, width - 10)))
+        shades = formats.ASCII_SHADES if ascii_only else formats.SHADES
+        bar, parts = formats.shares_bar(shares, shades, max(10, min(60, width - 10)))
         lines.append(Text.assemble((f"{party:<8} ", "dim"), bar, no_wrap=True))
         if legend:
-            lines += [Text.assemble(" " * 9, line, no_wrap=True) for line in words.filled(parts, width - 10)[:1]]
+            lines += [Text.assemble(" " * 9, line, no_wrap=True) for line in formats.filled(parts, width - 10)[:1]]
     return lines
 
 
 def _ledger(row: Mapping[str, Any]) -> list[Text]:
     if not {"produced", "trained", "queued", "open", "dropped"} <= row.keys():
         return []
-    return [Text.assemble(("rows     ", "dim"), line, no_wrap=True) for line in words.ledger(row)]
+    return [Text.assemble(("rows     ", "dim"), line, no_wrap=True) for line in formats.ledger(row)]
 
 
 def _workers(workers: Sequence[Worker], height: int) -> list[Text]:
@@ -333,7 +331,7 @@ def _worker(worker: Worker) -> Text:
     long = worker.state in ("construct", "reset", "step") and worker.since_s > LONG
     colour = "bold yellow" if long else WORKER_COLOURS.get(worker.state, "dim")
     what = worker.waits_for or ("" if worker.lane is None else f"lane {worker.lane}, {called(worker)}")
-    figures = f"{words.duration(worker.since_s):>8}  {words.rate(worker.steps_per_s):>8}  {worker.restarts:>8}"
+    figures = f"{formats.duration(worker.since_s):>8}  {formats.rate(worker.steps_per_s):>8}  {worker.restarts:>8}"
     line = Text(f"{'':9}{worker.worker:>4}  ", no_wrap=True, overflow="ellipsis")
     line.append(f"{worker.state:<12}", colour)
     line.append(f"{figures}  {worker.pid or '-':>8}  ")

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from freewheel.config import flags, resolve, words
-from freewheel.config.vocabulary import FREE, literal
+from freewheel.config import flags, resolve, synonyms
+from freewheel.config.translation import FREE, literal
 from freewheel.errors import COUNT, SEED, SHARE, Range, SetupError, UsageError, check_ranges, nearest
 from freewheel.files.reach import check_folder, typed
 from freewheel.files.terminal import Terminal
@@ -44,7 +44,7 @@ from freewheel_cage2.workflow.trials import (
 WORLDS = {family.FAST: FAST, family.REAL: REAL}
 PRESET = "cage2"
 REAL_EVAL = 10  # evaluation episodes after a trial on the real simulator; 100 would take half a minute
-MODE_WORDS = {**words.MODES, "async": "episodes"}  # older asynchronous trainers of CAGE 2 played whole episodes
+MODE_WORDS = {**synonyms.MODES, "async": "episodes"}  # older asynchronous trainers of CAGE 2 played whole episodes
 EPISODES = 100  # default number of episodes per update in a mode that counts episodes
 
 

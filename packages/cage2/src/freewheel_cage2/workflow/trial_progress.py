@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from freewheel.sinks.words import clock
+from freewheel.sinks.formats import clock
 from freewheel_cage2.workflow.envs import CANONICAL
 from freewheel_cage2.workflow.search import Proposal, WorkflowSearch
 from freewheel_cage2.workflow.trials import workflow

@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
         os.environ.setdefault(name, "1")
     from freewheel.config import resolve
     from freewheel.errors import FreewheelError
-    from freewheel.files.output import complain, lasting_output
+    from freewheel.files.stdout import complain, lasting_output
     from freewheel.run.trainer import run
 
     trust = "--trust" in words

@@ -62,13 +62,13 @@ class CompareOptions:
     def chosen(self) -> tuple[str, ...]:
         """Return the modes, those with the least lag first."""
         from freewheel.collect.mode import MODES
-        from freewheel.config import words
-        from freewheel.run.advice.prospects import by_lag
+        from freewheel.config import synonyms
+        from freewheel.run.advice.predictions import by_lag
 
         if self.modes == "all":
             return tuple(sorted(MODES, key=by_lag))
         names = [word.strip() for word in self.modes.split(",") if word.strip()]
-        return tuple(sorted({MODES[words.MODES.get(name, name)].name for name in names}, key=by_lag))
+        return tuple(sorted({MODES[synonyms.MODES.get(name, name)].name for name in names}, key=by_lag))
 
     def worker_counts(self) -> tuple[int, ...]:
         """Return the numbers of --scale in ascending order."""
@@ -96,7 +96,7 @@ def _run(argv: Sequence[str]) -> int:
     """Run the command and return the exit code. 0: done. 1: nothing could be measured. 3: some
     modes failed. 130: interrupted, and the trainings that have ended are reported."""
     from freewheel.config import flags
-    from freewheel.files.output import lasting_output
+    from freewheel.files.stdout import lasting_output
     from freewheel_lab.compare import trackers
     from freewheel_lab.compare.comparison import ComparisonRequest
     from freewheel_lab.compare.trainings.cases import GivenOptions
@@ -122,7 +122,7 @@ def _run(argv: Sequence[str]) -> int:
 
 
 def _compare(request: ComparisonRequest, own: CompareOptions, tracked: TrackerOptions) -> int:
-    from freewheel.files.output import complain
+    from freewheel.files.stdout import complain
     from freewheel.files.terminal import Terminal
     from freewheel.run.planning import print_line
     from freewheel.run.stopping.stop import Stop
@@ -191,7 +191,7 @@ def _show_again(path: Path, own: CompareOptions) -> int:
 
 
 def _exit_code(results: Results) -> int:
-    from freewheel.files.output import complain
+    from freewheel.files.stdout import complain
     from freewheel_lab.compare.summary import unequal
 
     if not results.rows:

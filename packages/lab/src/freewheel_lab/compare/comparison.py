@@ -15,13 +15,13 @@ from freewheel.collect.lockstep import LockstepConfig
 from freewheel.collect.workers import WORKER_MEMORY
 from freewheel.errors import FileError, MeasureError, UsageError
 from freewheel.rollout.probe import usable_cores
-from freewheel.run.advice.pace import AT_ONCE, way_of
+from freewheel.run.advice.keeping_up import AT_ONCE, way_of
 from freewheel.run.advice.policy_times import PolicyClock
-from freewheel.run.advice.prospects import WAITS_FOR, Prospect, predicted, step_times
+from freewheel.run.advice.predictions import WAITS_FOR, ModeRate, predict, step_times
 from freewheel.run.advice.throughput import Kind, PolicyTimes, StepTimes, Way, forecast
 from freewheel.run.process import learner_threads
 from freewheel.run.stopping.stop import Interrupted, Stop
-from freewheel.sinks.words import clock
+from freewheel.sinks.formats import clock
 from freewheel.timeline.chrome import read as read_timeline
 from freewheel.timeline.model import Timeline
 from freewheel_lab.bench.hardware import hardware
@@ -69,7 +69,7 @@ class ComparisonPlan:
     request: ComparisonRequest
     setting: SharedSettings
     cases: tuple[Case, ...]  # includes variants
-    prospects: Mapping[str, Prospect]  # by label
+    predictions: Mapping[str, ModeRate]  # by label
     size: WorkSize
     ideal: IdealSpeed
     times: StepTimes | None  # times of the environment; None: it was not measured
@@ -133,7 +133,7 @@ class ComparisonPlan:
             if case.plan is None:
                 found.append(f"  {case.label:<24} skipped: {case.refused.splitlines()[0]}")
                 continue
-            one = self.prospects.get(case.label)
+            one = self.predictions.get(case.label)
             rate = f"about {one.rate:,.0f} steps/s" if one is not None and one.rate else "speed unknown"
             if one is not None and one.forecast is not None:
                 rate += f", waits for {WAITS_FOR[one.forecast.limit]}"
@@ -147,11 +147,11 @@ class ComparisonPlan:
 
 def prepare(request: ComparisonRequest, report: Callable[[str], None], pilot_folder: Path | None) -> ComparisonPlan:
     """Measure the environment, predict every mode, and choose the amount of work. If nothing can be
-    predicted, run a pilot training in `pilot_folder`. None means that no training may be started."""
+    predict, run a pilot training in `pilot_folder`. None means that no training may be started."""
     setting = set_up(request.given, request.modes, report)
     cases = (*setting.cases, *_compile_variants(setting))
     times = step_times(setting.plan.config, setting.cost) if setting.cost.row > 0 else None
-    prospects: dict[str, Prospect] = {}
+    predictions: dict[str, ModeRate] = {}
     policy: PolicyTimes | None = None
     if times is not None:
         report("measuring the policy and the learner ...")
@@ -159,9 +159,11 @@ def prepare(request: ComparisonRequest, report: Callable[[str], None], pilot_fol
         with learner_threads(setting.plan.config.run.machine.threads):
             for case in cases:
                 if case.plan is not None:
-                    prospects[case.label] = predicted(case.plan, times, measure_once)
+                    predictions[case.label] = predict(case.plan, times, measure_once)
             policy = measure_once(setting.plan)
-    rates = {case.label: prospects[case.label].rate if case.label in prospects else 0.0 for case in cases if case.plan}
+    rates = {
+        case.label: predictions[case.label].rate if case.label in predictions else 0.0 for case in cases if case.plan
+    }
     if not any(rates.values()) and pilot_folder is not None and setting.plan.config.run.limits.steps is None:
         report("running a pilot training to choose the amount of work ...")
         rate = _pilot(setting, pilot_folder)
@@ -175,7 +177,7 @@ def prepare(request: ComparisonRequest, report: Callable[[str], None], pilot_fol
         request=request,
         setting=setting,
         cases=cases,
-        prospects=prospects,
+        predictions=predictions,
         size=chosen,
         ideal=_ideal(setting, times),
         times=times,
@@ -305,7 +307,7 @@ def trace(
         if case.label in rounds.failed:
             continue
         progress.say(f"timeline  {case.label}")
-        rate = comparison.prospects[case.label].rate if case.label in comparison.prospects else 0.0
+        rate = comparison.predictions[case.label].rate if case.label in comparison.predictions else 0.0
         rows_per_update = comparison.size.steps_per_env * comparison.setting.envs
         rows = min(comparison.size.of(case.label)[0], max(TRACED_UPDATES * rows_per_update, int(TRACED_S * rate)))
         sized = with_steps(case, comparison.size.steps_per_env)

@@ -16,7 +16,7 @@ from typing import Any
 
 from freewheel.errors import FileError, SetupError
 from freewheel.files import disk
-from freewheel.files.output import complain
+from freewheel.files.stdout import complain
 from freewheel.timeline.model import Timeline
 from freewheel_lab.compare import charts, sections
 from freewheel_lab.compare.results import Results

@@ -93,7 +93,7 @@ def _outputs(options: PlotOptions, folders: Sequence[Path]) -> list[Path]:
 
 
 def _charts(options: PlotOptions, folders: Sequence[Path]) -> tuple[list[LineChart], str]:
-    from freewheel.files.output import complain
+    from freewheel.files.stdout import complain
     from freewheel_lab.plots import curves
 
     metrics = [options.y] if options.y else list(curves.USUAL)
@@ -121,7 +121,7 @@ def _missing(charts: Sequence[LineChart]) -> list[str]:
 
 def _runs(folders: Sequence[Path], columns: Sequence[str]) -> list[PlottedRun]:
     """Read all runs that can be read, and report the others."""
-    from freewheel.files.output import complain
+    from freewheel.files.stdout import complain
     from freewheel_lab.plots.curves import read_run
 
     runs = []

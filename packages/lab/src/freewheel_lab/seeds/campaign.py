@@ -30,7 +30,7 @@ class SeedsOptions:
 
 def _train(own: SeedsOptions, request: CampaignRequest) -> int:
     from freewheel.config import resolve
-    from freewheel.files.output import lasting_output
+    from freewheel.files.stdout import lasting_output
     from freewheel.run.planning import print_line
     from freewheel.run.trainer import check
     from freewheel_lab.seeds import group as seeds

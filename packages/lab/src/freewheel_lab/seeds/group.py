@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from freewheel.errors import SetupError, UsageError
 from freewheel.files import disk
-from freewheel.sinks.words import clock
+from freewheel.sinks.formats import clock
 
 if TYPE_CHECKING:
     from freewheel.metrics.meter import Budget

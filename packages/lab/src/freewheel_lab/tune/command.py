@@ -155,7 +155,7 @@ class TuningProgress:
         self._say(text, sum(seconds[index:]))
 
     def _say(self, what: str, left: float) -> None:
-        from freewheel.sinks.words import clock
+        from freewheel.sinks.formats import clock
 
         text = f"{what} ... about {clock(left)} left"
         if self._console.is_terminal:
@@ -166,7 +166,7 @@ class TuningProgress:
 
 def _plan_lines(config: Config, own: TuneOptions, path: Any) -> list[str]:
     """Return the lines of the plan."""
-    from freewheel.sinks.words import clock
+    from freewheel.sinks.formats import clock
     from freewheel_lab.tune.probe import stages
     from freewheel_lab.tune.search import fixed_options
 
@@ -232,7 +232,7 @@ def _show(tuning: Tuning, own: TuneOptions, console: Console) -> None:
 def _table(tuning: Tuning, own: TuneOptions) -> Any:
     from rich.table import Table
 
-    from freewheel.run.advice.prospects import WAITS_FOR
+    from freewheel.run.advice.predictions import WAITS_FOR
     from freewheel_lab.tune.result import workers_and_envs
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")

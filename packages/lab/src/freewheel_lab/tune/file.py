@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from freewheel.config import flags, vocabulary
+from freewheel.config import flags, translation
 from freewheel.config.resolve import Config
 from freewheel.errors import UsageError
 from freewheel.files import disk
-from freewheel.run.advice.prospects import words
+from freewheel.run.advice.predictions import words
 from freewheel_lab.tune.result import Tuning
 from freewheel_lab.tune.search import TuningCandidate
 
@@ -35,7 +35,7 @@ def options_of(config: Config, chosen: TuningCandidate) -> dict[str, Any]:
     """Return the contents of the file by dotted names. The options of the given config file come
     first, and the chosen ones follow."""
     values = flags.flatten({name: value for name, value in config.to_json().items() if name != "sources"})
-    args = {f"{vocabulary.FREE}{key}": value for key, value in config.env.args.items()}
+    args = {f"{translation.FREE}{key}": value for key, value in config.env.args.items()}
     read = [name for name, source in config.sources.items() if source.startswith("file ")]
     own = flags.option_types(type(config.collector))
     kept = {name: (values | args)[name] for name in read if name in values | args and name not in ("env", "mode", *own)}
@@ -66,14 +66,14 @@ def write(tuning: Tuning, path: Path) -> None:
 def _toml(options: dict[str, Any], why: list[str]) -> str:
     lines = [f"# {' '.join(line.split())}" for line in why]
     for name, value in options.items():
-        name = f"env_args.{name.removeprefix(vocabulary.FREE)}" if name.startswith(vocabulary.FREE) else name
+        name = f"env_args.{name.removeprefix(translation.FREE)}" if name.startswith(translation.FREE) else name
         lines.append(f"{name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 
 def _json(options: dict[str, Any], why: list[str]) -> str:
     """Return the JSON text. `sources` holds the reasons; it is not read as an option."""
-    plain = {name: value for name, value in options.items() if not name.startswith(vocabulary.FREE)}
-    args = {name.removeprefix(vocabulary.FREE): value for name, value in options.items() if name not in plain}
+    plain = {name: value for name, value in options.items() if not name.startswith(translation.FREE)}
+    args = {name.removeprefix(translation.FREE): value for name, value in options.items() if name not in plain}
     extra = ({"env_args": args} if args else {}) | {"sources": {"tune": " ".join(why)}}
     return json.dumps({**plain, **extra}, indent=2) + "\n"

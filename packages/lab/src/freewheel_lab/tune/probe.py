@@ -15,7 +15,7 @@ from freewheel.errors import FreewheelError, UsageError
 from freewheel.learn.spec import Services, make_learner
 from freewheel.rollout.probe import EnvCost, usable_cores
 from freewheel.run.advice.policy_times import PolicyClock
-from freewheel.run.advice.prospects import Prospect, in_mode, predicted, step_times
+from freewheel.run.advice.predictions import ModeRate, in_mode, predict, step_times
 from freewheel.run.advice.throughput import NO_WIRE, PolicyTimes, StepTimes, WireTimes, along
 from freewheel.run.learners.devices import placed
 from freewheel.run.naming import RunName
@@ -64,9 +64,9 @@ class Probe:
         not accept it."""
         return arrange(replace(config, env=self.config.env), self.cost, self.name, self.device)
 
-    def predict(self, planned: Plan) -> Prospect:
+    def predict(self, planned: Plan) -> ModeRate:
         """Return the forecast of a plan. A learner that is not known yet is measured."""
-        return predicted(planned, self.env, self.policy, self.wire)
+        return predict(planned, self.env, self.policy, self.wire)
 
     def policy(self, planned: Plan) -> PolicyTimes | None:
         """Return the times of acting and learning in a plan."""

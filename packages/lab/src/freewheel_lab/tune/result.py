@@ -9,7 +9,7 @@ from typing import Any
 
 from freewheel.collect.mode import count
 from freewheel.config.resolve import Config
-from freewheel.run.advice.prospects import WAITS_FOR
+from freewheel.run.advice.predictions import WAITS_FOR
 from freewheel_lab.tune.probe import Probe
 from freewheel_lab.tune.search import TuningCandidate, fixed_options
 from freewheel_lab.tune.trial import TuningTrial

@@ -15,7 +15,7 @@ from freewheel.collect.workers import WorkersConfig, memory_room
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError
 from freewheel.rollout.probe import usable_cores
-from freewheel.run.advice.prospects import by_lag
+from freewheel.run.advice.predictions import by_lag
 from freewheel.run.advice.throughput import Forecast
 from freewheel.run.plan import Plan
 from freewheel.run.process import learner_threads
@@ -96,12 +96,12 @@ def _of_mode(config: Config, probe: Probe) -> tuple[list[TuningCandidate], str]:
     refused = ""
     for setting in _settings(config, probe):
         try:
-            prospect = probe.predict(probe.arrange(setting))
+            prediction = probe.predict(probe.arrange(setting))
         except FreewheelError as error:
             refused = str(error).splitlines()[0]
             continue
-        if prospect.plan is not None and prospect.forecast is not None:  # otherwise there is no prediction
-            found.append(TuningCandidate(prospect.plan, prospect.forecast, prospect.memory))
+        if prediction.plan is not None and prediction.forecast is not None:  # otherwise there is no prediction
+            found.append(TuningCandidate(prediction.plan, prediction.forecast, prediction.memory))
     return found, refused
 
 

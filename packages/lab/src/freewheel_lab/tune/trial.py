@@ -13,7 +13,7 @@ from freewheel.config import flags
 from freewheel.config.resolve import Config
 from freewheel.errors import MeasureError
 from freewheel.files.reach import typed
-from freewheel.run.advice.prospects import words
+from freewheel.run.advice.predictions import words
 from freewheel_lab.bench.measure import Measurement, TrainingRequest, measure
 from freewheel_lab.tune.search import TuningCandidate
 

@@ -22,7 +22,7 @@ from freewheel.transport.clock import Limit, clock
 from freewheel.transport.shm.memory import NEVER
 from freewheel.transport.wire import Fragment, Permits
 from freewheel.transport.workers.heartbeats import CONSTRUCT, NO_LANES_LEFT, RESET, STEP
-from freewheel.transport.workers.roster import Roster, WorkerSlot
+from freewheel.transport.workers.worker_slots import WorkerSlot, WorkerSlots
 from freewheel_ray.actors.actor import COUNTS, LANES, ActorHeartbeat, ActorSetup, Hello, Reply, WriteRequest
 from freewheel_ray.actors.calls import CallFailure, Ref
 from freewheel_ray.actors.driver import Driver
@@ -72,7 +72,7 @@ class PendingAnswer(NamedTuple):
 
 
 @dataclass
-class ActorSupervisor(Roster[RemoteWorker]):
+class ActorSupervisor(WorkerSlots[RemoteWorker]):
     """Runs workers as Ray actors. It never blocks on a single actor."""
 
     queue: FragmentQueue

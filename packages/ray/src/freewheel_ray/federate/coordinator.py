@@ -13,7 +13,7 @@ from freewheel.errors import FileError, FreewheelError, SetupError
 from freewheel.files.read import value_of
 from freewheel.policies.layout import Layout
 from freewheel.run.evaluation.schedule import EvaluationSchedule
-from freewheel.sinks.words import clock
+from freewheel.sinks.formats import clock
 from freewheel_ray.actors.node_processes import ProcessReply
 from freewheel_ray.federate.average import Contribution, average, bounded, distance
 from freewheel_ray.federate.message import SiteMessage, unpack

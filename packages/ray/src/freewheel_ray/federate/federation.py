@@ -13,10 +13,10 @@ from freewheel.config import flags, resolve
 from freewheel.errors import DEGRADED, DONE, FAILED, SIGNALLED, FreewheelError, UsageError
 from freewheel.files.reach import check_folder
 from freewheel.metrics.meter import Budget
-from freewheel.run.advice.beginning import checked
-from freewheel.run.advice.choice import plan_run
+from freewheel.run.advice.auto_mode import plan_run
+from freewheel.run.advice.first_update import checked
 from freewheel.run.checkpoints.checkpoint import fingerprint
-from freewheel.run.evaluation.place import open_evaluator
+from freewheel.run.evaluation.evaluator import open_evaluator
 from freewheel.run.evaluation.schedule import Around, EvaluationSchedule, Verdict
 from freewheel.run.plan import Plan
 from freewheel.run.planning import print_line

@@ -47,7 +47,7 @@ class FederateOptions:
 
 
 def _train(own: FederateOptions, request: CampaignRequest) -> int:
-    from freewheel.files.output import lasting_output
+    from freewheel.files.stdout import lasting_output
     from freewheel.run.planning import print_line
     from freewheel_ray.federate.federation import read, train
 

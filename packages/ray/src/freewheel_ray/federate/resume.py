@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 from freewheel.config.resolve import Config, from_argv, from_file
 from freewheel.core import Snapshot
 from freewheel.errors import CheckpointError
-from freewheel.files import disk, origin
+from freewheel.files import disk, signatures
 from freewheel.files.read import content, json_object, parse_arrays, record, show
-from freewheel.run.advice.choice import plan_run
+from freewheel.run.advice.auto_mode import plan_run
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.naming import CHECKPOINTS, CONFIG, SUMMARY
 from freewheel.run.planning import print_line
@@ -54,10 +54,10 @@ def resume(path: Path, *, trust: bool = False) -> int:
     if not file.exists():
         raise CheckpointError(f"{path} ended before its first round and cannot be resumed; start a new federation")
     data = json_object(file)
-    signed = data.pop(origin.FIELD, None)
+    signed = data.pop(signatures.FIELD, None)
     saved = record(SavedFederation, data, str(file))
-    if not trust and not origin.made_here("federation", data, signed):
-        raise origin.refusal(str(file), f"the options of sites {show(next(iter(saved.sites), ''))}")
+    if not trust and not signatures.made_here("federation", data, signed):
+        raise signatures.refusal(str(file), f"the options of sites {show(next(iter(saved.sites), ''))}")
     if saved.round >= saved.rounds:
         done = f"{saved.rounds} of {saved.rounds} rounds are done"
         print_line(f"{path.name} is complete: {done}; use train --init {path} to start from its average")

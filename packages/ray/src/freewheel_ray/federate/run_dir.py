@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.core import NDArray, Snapshot
-from freewheel.files import disk, origin
+from freewheel.files import disk, signatures
 from freewheel.run.checkpoints import checkpoint
 from freewheel.run.naming import METRICS, SUMMARY
 from freewheel.run.plan import Plan
@@ -54,7 +54,7 @@ class FederationRunDir:
         """Save the state for resuming. A failing disk does not end the federation."""
         try:
             disk.replace(self.path / AVERAGE, checkpoint.encode_arrays(learned))
-            signed = {**about, origin.FIELD: origin.signature("federation", about)}
+            signed = {**about, signatures.FIELD: signatures.signature("federation", about)}
             disk.replace(self.path / FEDERATION, (json.dumps(signed, indent=2) + "\n").encode())
         except OSError as error:
             self.problems.append(f"{self.path / FEDERATION} could not be written: {error.strerror}")

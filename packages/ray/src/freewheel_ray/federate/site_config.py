@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from freewheel.config import flags, resolve
-from freewheel.config.consent import Consent
-from freewheel.config.vocabulary import FREE
+from freewheel.config.translation import FREE
+from freewheel.config.trust import Consent
 from freewheel.envs.family import family_of
 from freewheel.errors import FileError, UsageError
 from freewheel.files.read import value_of

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 from freewheel.errors import CheckpointError, FileError, FreewheelError, SetupError, UsageError
 from freewheel.files.lock import FileLock
-from freewheel.files.output import complain
+from freewheel.files.stdout import complain
 from freewheel.transport import command
 
 ENDS = 30.0  # seconds that the previous process of the site has to end

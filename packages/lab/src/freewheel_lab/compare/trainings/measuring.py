@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from freewheel.errors import MeasureError
 from freewheel.run.stopping.stop import Interrupted, Stop
-from freewheel.sinks.words import clock
+from freewheel.sinks.formats import clock
 from freewheel_lab.bench.measure import Measurement, TrainingProcess, TrainingRequest, measure
 from freewheel_lab.compare.results import ResultRow
 from freewheel_lab.compare.summary import rates

@@ -1,6 +1,6 @@
 """Coordination of several learners: when an update begins, when all save, when all end, and the row counts of all.
 
-Every learner runs the same loop over its own collector. All meet before every update (`Together.meet`). A learner that
+Every learner runs the same loop over its own collector. All meet before every update (`SeveralLearners.meet`). A learner that
 wants to end comes to this barrier too, so that all stop between the same two updates and none waits in an all-reduce.
 After every new version the learners exchange their counts, and all end when the totals reach a limit of the budget.
 
@@ -27,7 +27,7 @@ from freewheel.ledger import settle, total
 from freewheel.metrics.meter import Budget, Meter
 from freewheel.run.checkpoints.saver import Saver
 from freewheel.run.hooks import Run
-from freewheel.run.learners.words import ASKED, REASONS, Said, Word
+from freewheel.run.learners.messages import ASKED, REASONS, Said, Word
 from freewheel.run.stopping.ending import exit_code_of
 from freewheel.run.stopping.stop import Interrupted, Stop, TimeUp
 from freewheel.transport.learners.group import Group
@@ -97,7 +97,7 @@ class SingleLearner:
         return rows, report
 
 
-class Together:
+class SeveralLearners:
     """This learner's part in the coordination of several learners."""
 
     def __init__(self, group: Group, stop: Stop, meter: Meter, budget: Budget, earlier: Mapping[str, Any]) -> None:

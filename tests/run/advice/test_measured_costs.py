@@ -13,8 +13,8 @@ import pytest
 
 from freewheel.config.resolve import Config, from_options
 from freewheel.rollout.probe import BRIEF, BUDGET
-from freewheel.run.advice import remembered
-from freewheel.run.advice.remembered import FOLDER, recall, remember
+from freewheel.run.advice import measured_costs
+from freewheel.run.advice.measured_costs import FOLDER, recall, remember
 from freewheel.run.planning import plan
 from tests.support.costs import cost
 from tests.support.worlds import Counter
@@ -92,7 +92,7 @@ def test_code_without_a_file_of_its_name_is_not_remembered(env: Any, cache: Path
 def test_another_machine_and_an_empty_variable_know_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     remember(config(), BUDGET, COST)
     with monkeypatch.context() as patch:
-        patch.setattr(remembered, "usable_cores", lambda: 1_000)
+        patch.setattr(measured_costs, "usable_cores", lambda: 1_000)
         assert recall(config(), BUDGET) is None
     monkeypatch.setenv(FOLDER, "")
     assert recall(config(), BUDGET) is None
@@ -117,7 +117,7 @@ def test_a_damaged_entry_is_as_if_there_were_none(damage: Any, cache: Path) -> N
 
 
 def test_the_oldest_entries_go(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remembered, "MOST_FILES", 2)
+    monkeypatch.setattr(measured_costs, "MOST_FILES", 2)
     for limit in range(5):
         remember(config(env_args={"limit": limit}), BUDGET, COST)
     assert len(list(cache.iterdir())) == 2

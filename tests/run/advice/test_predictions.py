@@ -13,9 +13,9 @@ import pytest
 from freewheel.config.resolve import from_argv
 from freewheel.core import LEARNER_TIME, WORKER_TIME
 from freewheel.rollout.probe import EnvCost, usable_cores
-from freewheel.run.advice import prospects
-from freewheel.run.advice.pace import way_of
-from freewheel.run.advice.prospects import Prospect, best_of, closing
+from freewheel.run.advice import predictions
+from freewheel.run.advice.keeping_up import way_of
+from freewheel.run.advice.predictions import ModeRate, best_of, closing
 from freewheel.run.advice.throughput import Forecast, PolicyTimes, StepTimes, forecast
 from freewheel.run.naming import name_run
 from freewheel.run.plan import Plan
@@ -61,14 +61,12 @@ def test_a_run_behind_a_barrier_is_told_what_workers_would_make(tmp_path: Path) 
     plan = planned("--placement processes --ppo.lr 1e-3", UNEVEN, tmp_path)
     text = closing(plan, as_predicted(plan, UNEVEN))
     assert text is not None
-    match = re.fullmatch(
-        r"envs were 9\d% of the time: --mode (\w+) would make about (\S+)x; try: freewheel train (.*)", text
-    )
+    told = r"envs were 9\d% of the time: --mode (\w+) would make about (\S+)x; try: freewheel train (.*)"
+    match = re.fullmatch(told, text)
     assert match, text
     mode, gain, words = match.groups()
     assert words.startswith(f"Toy-v0 --mode {mode} --ppo.lr 0.001 ")
-    there = arrange(from_argv(words.split()), UNEVEN, plan.name, "cpu")
-    ways = [way_of(one) for one in (plan, there)]
+    ways = [way_of(one) for one in (plan, arrange(from_argv(words.split()), UNEVEN, plan.name, "cpu"))]
     slow, fast = (forecast(way, StepTimes.of(UNEVEN), POLICY, usable_cores()).rate for way in ways if way is not None)
     assert float(gain) == pytest.approx(fast / slow, rel=0.1)
     assert fast > 5 * slow
@@ -78,9 +76,8 @@ def test_a_run_without_an_update_is_told_why(tmp_path: Path) -> None:
     plan = planned("--minutes 0.5", UNEVEN, tmp_path)
     text = closing(plan, as_predicted(plan, UNEVEN, updates=0, produced=1024))
     assert text is not None
-    assert text.startswith(
-        "nothing was learned: an update takes 2,048 rows, and 1,024 came; --num-steps-per-env 16 makes"
-    )
+    told = "nothing was learned: an update takes 2,048 rows, and 1,024 came; --num-steps-per-env 16 makes"
+    assert text.startswith(told)
     plan = planned("--mode episodes --workers 2 --episodes-per-update 50", UNEVEN, tmp_path)
     text = closing(plan, summary({}, {}, updates=0, produced=1024))
     assert text == "nothing was learned: an update takes 50 episodes; --episodes-per-update makes it smaller"
@@ -163,15 +160,13 @@ def test_other_remarks(
 ) -> None:
     plan = planned(f"--mode continuous {workers}", cost, tmp_path)
     rows = round(plan.workers * 100 * worker["step"] / cost.wall)  # as many as fit into these steps
-    told = summary(learner, worker, **{"env_steps": rows, "produced": 100_000, **changes})
-    text = closing(plan, told)
+    text = closing(plan, summary(learner, worker, **{"env_steps": rows, "produced": 100_000, **changes}))
     assert (text is None) if said is None else re.match(said, text or ""), text
 
 
 def test_a_slow_learner_is_the_same_in_every_mode(tmp_path: Path) -> None:
     plan = planned("--algo sac --placement processes", replace(UNEVEN, spec=_box()), tmp_path)
-    slow = summary({"update": 0.9}, {"step": 0.09, "wait_credit": 0.9})
-    assert closing(plan, slow) is None
+    assert closing(plan, summary({"update": 0.9}, {"step": 0.09, "wait_credit": 0.9})) is None
 
 
 def test_a_learner_that_waits_for_its_model_is_told_what_makes_fits_shorter(tmp_path: Path) -> None:
@@ -186,18 +181,18 @@ def _box() -> Any:
 
 
 def test_one_keeps_ones_own_mode_where_it_is_as_good() -> None:
-    found = [Prospect(mode, None, Forecast(95.0, "envs")) for mode in ("batch", "continuous")]
+    found = [ModeRate(mode, None, Forecast(95.0, "envs")) for mode in ("batch", "continuous")]
     assert [(best_of(found, own) or found[0]).mode for own in ("continuous", "lockstep")] == ["continuous", "batch"]
 
 
 def test_of_modes_that_are_as_fast_the_one_with_the_least_lag_is_best() -> None:
-    found = [Prospect(mode, None, Forecast(rate, "envs")) for mode, rate in
+    found = [ModeRate(mode, None, Forecast(rate, "envs")) for mode, rate in
              (("sequential", 1.0), ("lockstep", 50.0), ("batch", 95.0), ("continuous", 100.0))]  # fmt: skip
     best = best_of(found)
     assert best is not None
     assert best.mode == "batch"
-    assert best_of([Prospect("batch")]) is None
+    assert best_of([ModeRate("batch")]) is None
 
 
 def test_a_gain_is_written_with_the_digits_it_has() -> None:
-    assert [prospects.times(gain) for gain in (1.32, 9.49, 12.4)] == ["1.3x", "9.5x", "12x"]
+    assert [predictions.times(gain) for gain in (1.32, 9.49, 12.4)] == ["1.3x", "9.5x", "12x"]

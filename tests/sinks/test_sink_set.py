@@ -12,9 +12,9 @@ import pytest
 
 from freewheel.errors import SetupError
 from freewheel.metrics.meter import Budget
-from freewheel.sinks import outlets
-from freewheel.sinks.outlets import FAILURES, Outlets
+from freewheel.sinks import sink_set
 from freewheel.sinks.sink import RunInfo, Sink, SinkEntry
+from freewheel.sinks.sink_set import FAILURES, SinkSet
 
 INFO = RunInfo(path=Path("runs/x"), title="x", budget=Budget(steps=100), algorithm="ppo", mode="batch")
 
@@ -71,8 +71,8 @@ class Blocking(Tracker):
         super().write(row)
 
 
-def opened(*sinks: Sink) -> Outlets:
-    group = Outlets()
+def opened(*sinks: Sink) -> SinkSet:
+    group = SinkSet()
     group.open([], INFO, sinks)
     return group
 
@@ -86,19 +86,15 @@ def test_a_sink_that_raises_is_switched_off_and_what_it_misses_is_counted() -> N
     assert [row["n"] for row in screen.rows] == [row["n"] for row in other.rows] == list(range(10))
     assert (len(raising.rows), raising.seen) == (2, 2 + FAILURES)
     (note,) = screen.notes
-    assert note == (
-        f"the sink Raising has failed {FAILURES} times in a row, the last time with ConnectionError: no route to host; "
-        "it is no longer called, training continues"
-    )
+    error = "ConnectionError: no route to host; it is no longer called, training continues"
+    assert note == f"the sink Raising has failed {FAILURES} times in a row, the last time with {error}"
     assert screen.summary["problems"] == ["the sink Raising has missed 8 of 10 rows"]
     assert raising.summary == {"exit_code": 0, "problems": []}  # it is closed all the same
 
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize(("rows", "missed", "notes"), [(FAILURES - 1, FAILURES - 1, 0), (100, 7, 1)])
-def test_a_few_failures_are_forgiven_and_more_end_nothing_either(
-    direct: bool, rows: int, missed: int, notes: int
-) -> None:
+def test_a_few_failures_are_forgiven_and_more_end_nothing(direct: bool, rows: int, missed: int, notes: int) -> None:
     screen, raising = Screen(), Raising(after=3, rows=rows)
     raising.direct = direct
     group = opened(raising, screen)
@@ -111,7 +107,7 @@ def test_a_few_failures_are_forgiven_and_more_end_nothing_either(
 
 @pytest.fixture
 def blocking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Blocking]:
-    monkeypatch.setattr(outlets, "WAITING", 4)
+    monkeypatch.setattr(sink_set, "WAITING", 4)
     sink = Blocking()
     yield sink
     sink.gate.set()
@@ -132,8 +128,7 @@ def test_a_sink_that_blocks_slows_nothing_down(blocking: Blocking) -> None:
 
 
 def test_a_slow_sink_gets_the_rows_that_fit_and_the_end(blocking: Blocking) -> None:
-    screen = Screen()
-    group = opened(blocking, screen)
+    group = opened(blocking, Screen())
     for number in range(10):
         group.write({"n": number})
     blocking.gate.set()
@@ -155,11 +150,11 @@ def test_a_sink_that_cannot_be_opened_is_told_before_the_run_starts() -> None:
         raise PermissionError("no key\nsee https://...")
 
     with pytest.raises(SetupError, match=r"^the sink mine cannot be opened: PermissionError: no key$"):
-        Outlets().open([SinkEntry("mine", refuse)], INFO)
+        SinkSet().open([SinkEntry("mine", refuse)], INFO)
 
 
 def test_what_is_said_while_sinks_are_opened_reaches_all_of_them() -> None:
-    screen, group = Screen(), Outlets()
+    screen, group = Screen(), SinkSet()
     group.note("early")
     group.open([SinkEntry("screen", lambda _: screen)], INFO)
     group.note("late")

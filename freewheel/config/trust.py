@@ -1,7 +1,7 @@
 """Consent: code that a file names is imported only if the user agrees, or has written the file.
 
 A value that is typed on a command line or passed in Python needs no other consent, nor does a file that this user's
-Freewheel has written on this machine (files/origin.py). Everything else needs --trust. Names of our worlds and of
+Freewheel has written on this machine (files/signatures.py). Everything else needs --trust. Names of our worlds and of
 Gymnasium's registry are not code: whoever installed them chose what they import. docs/security.md explains it to users.
 """
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from freewheel.config import flags
-from freewheel.config.vocabulary import FREE, literal
+from freewheel.config.translation import FREE, literal
 from freewheel.envs.family import WorldFamily
-from freewheel.files.origin import refusal
 from freewheel.files.read import show
+from freewheel.files.signatures import refusal
 from freewheel.registry import names_code
 
 #: The purpose of a config: train imports everything that it names, play only the environment.

@@ -1,4 +1,4 @@
-"""Reads words of other libraries as options, and says where an option belongs; the words themselves are in `words`.
+"""Reads words of other libraries as options, and says where an option belongs; the words themselves are in `synonyms`.
 
 `known` has every option of any algorithm, mode and world, with its type.
 """
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from freewheel.collect.mode import MODES
-from freewheel.config import flags, words
+from freewheel.config import flags, synonyms
 from freewheel.envs.family import WORLDS
 from freewheel.errors import UsageError
 from freewheel.files.read import show
@@ -27,10 +27,10 @@ FREE = "env."  # --env.KEY VALUE is a keyword argument of the environment
 
 def types_of_all(known: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the type of everything that may be given: every option, and every word for one."""
-    bare = {name.rpartition(".")[2] for name in known if "." in name} | words.LEARNER.keys()
+    bare = {name.rpartition(".")[2] for name in known if "." in name} | synonyms.LEARNER.keys()
     found = dict(aliases())
     for owner, word in itertools.product([*ALGORITHMS, "policy"], bare):
-        if option := words.learner_option(word, owner, known):
+        if option := synonyms.learner_option(word, owner, known):
             found |= {f"{owner}.{word}": option} | ({} if word in found else {word: option})
     return {word: known.get(option, str) for word, option in found.items()} | dict(known)
 
@@ -39,7 +39,7 @@ def types_of_all(known: Mapping[str, Any]) -> Mapping[str, Any]:
 def aliases() -> Mapping[str, str]:
     """Return the words that do not depend on the algorithm: those of other libraries, and those of worlds."""
     own = [family.flags.aliases for family in WORLDS.values()]
-    return words.OPTIONS | {name: option for aliases in own for name, option in aliases.items()}
+    return synonyms.OPTIONS | {name: option for aliases in own for name, option in aliases.items()}
 
 
 def renamed(source: str, given: flags.Flags, known: Mapping[str, Any]) -> flags.Layer:
@@ -49,11 +49,11 @@ def renamed(source: str, given: flags.Flags, known: Mapping[str, Any]) -> flags.
         if odd := next((word for word in (name, *value) if min(word, default=" ") < " "), None):
             raise UsageError(f"{flags.shortened(flags.as_flag(name))} has control characters: {show(odd)}")
         option = name if name in known else aliases().get(name, name)
-        layer.add(option, value, word=name if name in words.OPTIONS else option)
-    for choice, names in ("algo", ALGORITHMS.ours), ("mode", {"auto", *MODES.ours, *words.MODES}):
+        layer.add(option, value, word=name if name in synonyms.OPTIONS else option)
+    for choice, names in ("algo", ALGORITHMS.ours), ("mode", {"auto", *MODES.ours, *synonyms.MODES}):
         if (written := layer.flags.get(choice)) and written[0].lower() in names:
             layer.flags[choice] = (written[0].lower(),)
-    if layer.flags.get("mode") and (mode := words.MODES.get(layer.flags["mode"][0])):
+    if layer.flags.get("mode") and (mode := synonyms.MODES.get(layer.flags["mode"][0])):
         layer.words[f"--mode {layer.flags['mode'][0]}"] = f"--mode {mode}"
         layer.flags["mode"] = (mode,)
     return layer
@@ -69,10 +69,10 @@ def for_algorithm(layer: flags.Layer, algo: str, known: Mapping[str, Any], *, st
         owner, _, word = name.rpartition(".")
         if name in known or name.startswith(FREE):
             found.add(name, value)
-        elif option := words.learner_option(word, owner or algo, known):
+        elif option := synonyms.learner_option(word, owner or algo, known):
             found.add(option, value, word=name)
         elif strict:
-            owners = [other for other in ALGORITHMS if words.learner_option(word, other, known)]
+            owners = [other for other in ALGORITHMS if synonyms.learner_option(word, other, known)]
             raise UsageError(f"{flags.as_flag(name)} is an option of {_either(owners)}, not of {algo}; leave it out")
     return found
 
@@ -122,7 +122,7 @@ def _in_python(name: str, kind: Any, word: str) -> str:
     """Return the word after an option as its Python value; empty: it is not a value, but belongs to the sentence."""
     if word.isupper():  # a placeholder for a value
         return word
-    names: Any = {"algo": ALGORITHMS, "mode": ("auto", *MODES, *words.MODES), "sinks": SINKS}.get(name, ())
+    names: Any = {"algo": ALGORITHMS, "mode": ("auto", *MODES, *synonyms.MODES), "sinks": SINKS}.get(name, ())
     kinds = [kind, *(flags.option_types(mode.config, flat=True).get(name) for mode in MODES.values())]
     choices = {part for one in kinds for part in _parts(one)}.union(names)
     if choices & {int, float} and re.fullmatch(r"[\d.]+(e[+-]?\d+)?|\d{1,3}(,\d{3})+", word):
@@ -163,9 +163,9 @@ def check_given(given: flags.Layer, has: Mapping[str, Any], chosen: Chosen, know
             raise UsageError(f"{flags.as_flag(name)} takes a number, which is kept: {remedy} it is learned")
         if name in has or name.startswith(FREE):
             continue
-        if name not in words.IDLE or value not in (("True",), ("true",)):
+        if name not in synonyms.IDLE or value not in (("True",), ("true",)):
             raise UsageError(f"{flags.as_flag(name)} {_where_it_belongs(name, chosen, known)}")
-        notes.append(f"{flags.as_flag(name)} changes nothing on {chosen.env}: {words.IDLE[name]} there anyway")
+        notes.append(f"{flags.as_flag(name)} changes nothing on {chosen.env}: {synonyms.IDLE[name]} there anyway")
     return notes
 
 
@@ -183,7 +183,7 @@ def _where_it_belongs(name: str, chosen: Chosen, known: Mapping[str, Any]) -> st
     """Say to what an option belongs that this run does not have, and what to do."""
     owner, _, last = name.rpartition(".")
     if owner:
-        instead = words.learner_option(last, chosen.algo, known)
+        instead = synonyms.learner_option(last, chosen.algo, known)
         remedy = f"write {flags.as_flag(instead)}" if instead else f"add --algo {owner} or leave it out"
         return f"is an option of {owner}, and this run learns with {chosen.algo}; {remedy}"
     modes = [one.name for one in MODES.values() if name in flags.option_types(one.config, flat=True)]

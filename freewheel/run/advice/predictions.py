@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 from freewheel.collect.mode import MODES
 from freewheel.collect.workers import WORKER_MEMORY
-from freewheel.config import flags, resolve, vocabulary
+from freewheel.config import flags, resolve, translation
 from freewheel.config.resolve import Config
 from freewheel.errors import FreewheelError
 from freewheel.metrics.names import WORKING
 from freewheel.rollout.probe import BUDGET, EnvCost, usable_cores
-from freewheel.run.advice.pace import way_of
+from freewheel.run.advice.keeping_up import way_of
 from freewheel.run.advice.policy_times import PolicyClock, measure_policy
 from freewheel.run.advice.throughput import NO_WIRE, Forecast, Limit, PolicyTimes, StepTimes, Way, WireTimes, forecast
 from freewheel.run.plan import Plan
@@ -45,7 +45,7 @@ OTHER_RUN = ("run", "preset", "config", "env", "mode")  # not repeated, or handl
 
 
 @dataclass(frozen=True)
-class Prospect:
+class ModeRate:
     """The prediction for one mode."""
 
     mode: str
@@ -72,11 +72,11 @@ def step_times(config: Config, cost: EnvCost) -> StepTimes:
     return StepTimes.of(cost, survey_env(config, budget=BUDGET, lanes=SIDE_BY_SIDE) if config.env.batched else None)
 
 
-def prospects(planned: Plan, env: StepTimes, policy: PolicyTimes | None = None) -> list[Prospect]:
+def predictions(planned: Plan, env: StepTimes, policy: PolicyTimes | None = None) -> list[ModeRate]:
     """Predict every mode with its default options, from the least lag to the most. Measures the policy unless given."""
     measure: Measure = PolicyClock() if policy is None else lambda _: policy
     modes = [mode for mode in sorted(MODES, key=by_lag) if not MODES[mode].on_request or mode == planned.config.mode]
-    return [_prospect(planned, mode, env, measure) for mode in modes]
+    return [_prediction(planned, mode, env, measure) for mode in modes]
 
 
 def by_lag(mode: str) -> int:
@@ -84,27 +84,27 @@ def by_lag(mode: str) -> int:
     return BY_LAG.index(mode) if mode in BY_LAG else len(BY_LAG)
 
 
-def _prospect(planned: Plan, mode: str, env: StepTimes, measure: Measure) -> Prospect:
+def _prediction(planned: Plan, mode: str, env: StepTimes, measure: Measure) -> ModeRate:
     assert planned.cost is not None, "the environment has been measured"
     try:
         config = in_mode(planned.config, mode)
         there = arrange(config, planned.cost, planned.name, planned.device)
     except FreewheelError as error:
-        return Prospect(mode, refused=str(error))
-    return predicted(there, env, measure)
+        return ModeRate(mode, refused=str(error))
+    return predict(there, env, measure)
 
 
-def predicted(planned: Plan, env: StepTimes, measure: Measure = measure_policy, wire: WireTimes = NO_WIRE) -> Prospect:
+def predict(planned: Plan, env: StepTimes, measure: Measure = measure_policy, wire: WireTimes = NO_WIRE) -> ModeRate:
     """Predict the speed of this plan."""
     way = way_of(planned)
     known = bool(env.together) or not planned.config.env.batched  # cost of several lanes in one process
     policy = measure(planned) if known and way is not None else None
     if way is None or policy is None:
-        return Prospect(planned.config.mode, planned)
-    return Prospect(planned.config.mode, planned, forecast(way, env, policy, usable_cores(), wire))
+        return ModeRate(planned.config.mode, planned)
+    return ModeRate(planned.config.mode, planned, forecast(way, env, policy, usable_cores(), wire))
 
 
-def best_of(found: Sequence[Prospect], own: str = "") -> Prospect | None:
+def best_of(found: Sequence[ModeRate], own: str = "") -> ModeRate | None:
     """Return, of the modes about as fast as the fastest, the mode `own` or else the first, which has the least lag."""
     fastest = max((one.rate for one in found), default=0.0)
     good = [one for one in found if one.rate > 0 and one.rate >= AS_GOOD * fastest]
@@ -152,7 +152,7 @@ def _given(config: Config, mode: str) -> dict[str, Any]:
     """Return the options that the user has given, by dotted names; with a mode: without the present mode's options."""
     own = flags.option_types(MODES[config.mode].config) if mode else {}
     data = {name: value for name, value in config.to_json().items() if name not in ("sources", "env_args")}
-    values = flags.flatten(data) | {f"{vocabulary.FREE}{key}": value for key, value in config.env.args.items()}
+    values = flags.flatten(data) | {f"{translation.FREE}{key}": value for key, value in config.env.args.items()}
     written = (name for name, source in config.sources.items() if source in GIVEN)
     return {name: values[name] for name in written if name in values and name not in (*OTHER_RUN, *own)}
 
@@ -160,7 +160,7 @@ def _given(config: Config, mode: str) -> dict[str, Any]:
 def _tokens(name: str, value: Any) -> flags.Tokens:
     """Return a value as command line arguments."""
     rows = isinstance(value, (list, tuple)) and any(isinstance(part, (list, tuple)) for part in value)
-    if rows or (name.startswith(vocabulary.FREE) and not isinstance(value, str)):
+    if rows or (name.startswith(translation.FREE) and not isinstance(value, str)):
         return (json.dumps(value),)
     return flags.tokens(value)
 
@@ -220,7 +220,7 @@ def _another_mode(planned: Plan, summary: Mapping[str, Any]) -> Iterator[str]:
     own = forecast(way, env, policy, usable_cores()).rate
     if not rate / GAIN <= own <= GAIN * rate:
         return  # the model does not explain this run: its predictions are not reliable
-    best = best_of(prospects(planned, env, policy), config.mode)
+    best = best_of(predictions(planned, env, policy), config.mode)
     if best is None or best.rate < GAIN * own or typed(config, best.mode) == typed(config):
         return
     what = f"--mode {best.mode}" if best.mode != config.mode else f"--mode {best.mode} with the default numbers of envs"

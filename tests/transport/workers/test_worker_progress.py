@@ -10,7 +10,7 @@ from freewheel.rollout.recording import UNKNOWN
 from freewheel.rollout.restoring import LaneStates
 from freewheel.seeding import Position, generator, generator_state
 from freewheel.transport.wire import After, Fragment
-from freewheel.transport.workers.progress import WorkerProgress
+from freewheel.transport.workers.worker_progress import WorkerProgress
 
 RNG = Position(generator(1).bit_generator.state).packed()
 
@@ -72,9 +72,7 @@ def test_lanes_go_on_from_fragment_to_fragment_and_begin_anew_where_an_episode_e
     ],
     ids=["a number that has changed without an end", "an episode that began somewhere in a gap", "an empty fragment"],
 )
-def test_what_is_known_after_a_fragment_of_three_steps_and_another_one(
-    following: Fragment, numbers: list[int], known: list[int]
-) -> None:
+def test_what_is_known_after_three_steps_and_another(following: Fragment, numbers: list[int], known: list[int]) -> None:
     """A number changes so where a lane could not be brought back, a reset failed or a worker was replaced."""
     found = progress()
     found.add(fragment(3, after=at(0, 0)), NO_CONTEXT)
@@ -83,9 +81,7 @@ def test_what_is_known_after_a_fragment_of_three_steps_and_another_one(
 
 
 @pytest.mark.parametrize(("memory", "known"), [(0, [5, 5]), (2, [UNKNOWN, UNKNOWN])])
-def test_the_first_rows_of_an_open_fragment_count_but_the_actor_s_memory_is_not_known(
-    memory: int, known: list[int]
-) -> None:
+def test_the_first_rows_of_an_open_fragment_count_but_a_memory_is_not_known(memory: int, known: list[int]) -> None:
     found = progress(memory)
     found.add(fragment(3, after=at(0, 0, memory=memory)), NO_CONTEXT)
     found.add(fragment(2), NO_CONTEXT)

@@ -12,7 +12,7 @@ from freewheel.config.auto import settle
 from freewheel.config.resolve import from_argv
 from freewheel.envs.gym import GymConfig
 from freewheel.errors import EnvError
-from freewheel.run.advice.checkup import Finding, _scales, _tried, digest, inspect_env
+from freewheel.run.advice.env_check import Finding, _scales, _tried, digest, inspect_env
 from tests.config.test_auto import BOX
 from tests.support import uneasy_worlds as worlds
 from tests.support.costs import cost
@@ -41,9 +41,7 @@ def test_an_env_that_keeps_the_contract_is_sound_in_every_point() -> None:
         (worlds.Integers, "note", "answers", "Expects `truncated` signal to be a boolean", "training works"),
     ],
 )
-def test_each_fault_is_named_with_its_remedy(
-    env: type[worlds.Sound], level: str, about: str, text: str, remedy: str
-) -> None:
+def test_faults_are_told_with_a_remedy(env: type[worlds.Sound], level: str, about: str, text: str, remedy: str) -> None:
     found = [one for one in inspected(env) if one.level != "ok" and one.about == about and text in one.text]
     assert [one.level for one in found][:1] == [level], inspected(env)
     assert remedy in found[0].remedy
@@ -56,9 +54,8 @@ class Far(worlds.Sound):
 
 def test_the_scales_of_rewards_and_observations_are_told() -> None:
     far, sound = (inspect_env(GymConfig("", factory=world), cost(1e-5)) for world in (Far, worlds.Sound))
-    sac, given, ppo = (
-        from_argv(["X-v0", *words.split()]) for words in ("--algo sac", "--policy.normalize-obs true", "")
-    )
+    options = ("--algo sac", "--policy.normalize-obs true", "")
+    sac, given, ppo = (from_argv(["X-v0", *words.split()]) for words in options)
     rewards, scale = _scales(settle(sac, BOX), far)
     assert (rewards.level, rewards.text) == ("ok", "about 0.1 a step: the temperature begins at 0.05")
     told = "a column is about 30,000, far from 1: observations {} normalised"
@@ -74,15 +71,13 @@ def test_steps_of_two_processes_are_compared_by_their_first_few() -> None:
 
 
 @pytest.mark.parametrize(("failures", "level"), [(1, "note"), (0, "problem")])
-def test_what_one_process_has_found_is_told_if_the_other_one_fails(
-    failures: int, level: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_one_found_is_told_if_the_other_fails(failures: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def called(call: Any, **_: Any) -> Any:
         if call.func is digest:
             raise EnvError("it raised")
         return call()
 
-    monkeypatch.setattr("freewheel.run.advice.checkup.call_in_process", called)
+    monkeypatch.setattr("freewheel.run.advice.env_check.call_in_process", called)
     config = from_argv(["X-v0"])
     config = replace(config, env=GymConfig("Sound", factory=worlds.Sound))
     seen, found = _tried(config, replace(cost(1e-5), failures=failures))
@@ -91,8 +86,7 @@ def test_what_one_process_has_found_is_told_if_the_other_one_fails(
 
 
 def test_episodes_that_ended_while_it_was_measured_count() -> None:
-    measured = replace(cost(1e-5), lengths=(500,))
-    found = inspect_env(GymConfig("Endless", factory=worlds.Endless), measured).findings
+    found = inspect_env(GymConfig("Endless", factory=worlds.Endless), replace(cost(1e-5), lengths=(500,))).findings
     assert Finding("ok", "episodes", "1 ended in 300 random steps, and the next ones began") in found
 
 

@@ -12,8 +12,8 @@ import freewheel
 from freewheel.config.resolve import Config, from_argv, from_file, from_options
 from freewheel.errors import UsageError
 from freewheel.rollout.probe import EnvCost
-from freewheel.run.advice import choice, prospects
-from freewheel.run.advice.choice import plan_run
+from freewheel.run.advice import auto_mode, predictions
+from freewheel.run.advice.auto_mode import plan_run
 from freewheel.run.advice.throughput import PolicyTimes
 from freewheel.run.plan import Plan
 from tests.support.costs import SPEC
@@ -30,13 +30,11 @@ def auto(tmp_path: Path, words: str = "") -> Config:
 def planned(monkeypatch: pytest.MonkeyPatch, config: Config, cost: EnvCost, learn: float = 5e-5) -> Plan:
     """As if the environment and the policy had been measured so."""
     monkeypatch.setattr("freewheel.run.planning.survey_env", lambda *_, **__: cost)
-    monkeypatch.setattr(choice, "PolicyClock", lambda: lambda _: PolicyTimes(act=1e-6, learn=learn))
+    monkeypatch.setattr(auto_mode, "PolicyClock", lambda: lambda _: PolicyTimes(act=1e-6, learn=learn))
     return plan_run(config)
 
 
-def test_an_env_that_waits_gets_workers_and_a_slow_learner_no_lag(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_env_gets_workers_and_a_slow_learner_no_lag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned(monkeypatch, auto(tmp_path), WAITING)
     assert plan.config.mode == "continuous"
     assert plan.path.name.endswith("-ppo-continuous")
@@ -49,8 +47,7 @@ def test_an_env_that_waits_gets_workers_and_a_slow_learner_no_lag(
 
 
 def test_options_of_a_mode_restrict_the_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    modes = [one.mode for one in auto(tmp_path, "--workers 3").among]
-    assert sorted(modes) == ["batch", "continuous", "episodes"]
+    assert sorted([one.mode for one in auto(tmp_path, "--workers 3").among]) == ["batch", "continuous", "episodes"]
     assert [one.mode for one in auto(tmp_path, "--placement processes").among] == ["lockstep"]
     plan = planned(monkeypatch, auto(tmp_path, "--workers 3 --max-lag 1"), QUICK, learn=0.01)
     assert plan.config.mode == "continuous"
@@ -70,11 +67,8 @@ def test_an_env_that_cannot_be_sent_stays_in_this_process(tmp_path: Path, monkey
 def test_it_is_understood_in_files_and_python_and_written_back(tmp_path: Path) -> None:
     file = tmp_path / "options.toml"
     file.write_text('env = "CartPole-v1"\nmode = "auto"\n')
-    given = [
-        from_file(file),
-        from_options("CartPole-v1", {"mode": "auto", "workers": 2}),
-        from_argv(["--config", str(file)]),
-    ]
+    given = [from_file(file), from_options("CartPole-v1", {"mode": "auto", "workers": 2})]
+    given.append(from_argv(["--config", str(file)]))
     assert all(len(config.among) >= 3 for config in given)
     written = tmp_path / "written.json"
     written.write_text(json.dumps(given[1].to_json()))
@@ -85,8 +79,7 @@ def test_it_is_understood_in_files_and_python_and_written_back(tmp_path: Path) -
 
 
 def test_what_to_type_for_a_chosen_mode_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(monkeypatch, auto(tmp_path), WAITING)
-    assert "--mode continuous" in prospects.typed(plan.config)
+    assert "--mode continuous" in predictions.typed(planned(monkeypatch, auto(tmp_path), WAITING).config)
 
 
 def test_a_real_run_keeps_the_mode_that_was_chosen(tmp_path: Path) -> None:

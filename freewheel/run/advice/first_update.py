@@ -7,7 +7,7 @@ from math import floor, log10
 
 from freewheel.errors import UsageError
 from freewheel.rollout.probe import usable_cores
-from freewheel.run.advice.pace import AT_ONCE, way_of
+from freewheel.run.advice.keeping_up import AT_ONCE, way_of
 from freewheel.run.advice.throughput import StepTimes, forecast
 from freewheel.run.plan import Plan
 

@@ -1,4 +1,4 @@
-"""The roster of workers: which of them run, which were lost and why, which are too late, and which are replaced or given up."""
+"""The workers of a run: which of them run, which were lost and why, which are too late, and which are replaced or given up."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class WorkerLoss:
 
 
 @dataclass
-class Roster(Generic[P]):
+class WorkerSlots(Generic[P]):
     """The list of `count` workers. The code that starts and watches them fills it in."""
 
     count: int

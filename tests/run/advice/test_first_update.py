@@ -11,7 +11,7 @@ from freewheel.config.resolve import from_argv
 from freewheel.core import ActionSpec
 from freewheel.errors import UsageError
 from freewheel.rollout.probe import EnvCost
-from freewheel.run.advice.beginning import _about, beginning_of, checked
+from freewheel.run.advice.first_update import _about, beginning_of, checked
 from freewheel.run.naming import name_run
 from freewheel.run.plan import Plan
 from freewheel.run.planning import arrange
@@ -38,9 +38,7 @@ def planned(words: str, tmp_path: Path, cost: EnvCost = WAITS) -> Plan:
         ("--mode batch --workers 2 --num-envs 2 --num-steps-per-env 300", 300, 600, (3.0, 3.0)),
     ],
 )
-def test_the_first_rows_and_the_first_update(
-    tmp_path: Path, words: str, steps: int, rows: int, seconds: tuple[float, float]
-) -> None:
+def test_first_rows_and_update(tmp_path: Path, words: str, steps: int, rows: int, seconds: tuple[float, float]) -> None:
     begins = beginning_of(planned(f"{words} --steps 100000", tmp_path))
     assert (begins.steps, begins.rows) == (steps, rows)
     assert begins.seconds == pytest.approx(seconds, rel=0.05)
@@ -48,10 +46,8 @@ def test_the_first_rows_and_the_first_update(
 
 def test_the_plan_says_so(tmp_path: Path) -> None:
     lines = checked(planned(f"--algo sac {ONE} --steps 9000", tmp_path)).lines()
-    expected = (
-        "the first rows come after 1 step of each env, the first update after 1,001 rows: in about 0.1 s and 10 s"
-    )
-    assert f"note     {expected}" in lines
+    first = "the first rows come after 1 step of each env"
+    assert f"note     {first}, the first update after 1,001 rows: in about 0.1 s and 10 s" in lines
     quick = replace(WAITS, wall=1e-5, row=1e-5, cpu=1e-5, times=(1e-5,))
     assert not checked(planned("--steps 9000", tmp_path, quick)).remarks, "PPO learns within the blink of an eye"
 

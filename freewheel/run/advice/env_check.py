@@ -28,7 +28,7 @@ from freewheel.envs.legacy import OldGym
 from freewheel.errors import EnvError, FreewheelError
 from freewheel.policies.spec import UNNORMALISED
 from freewheel.rollout.probe import EnvCost, random_actions, usable_cores
-from freewheel.run.advice.prospects import GAIN, WAITS_FOR, Prospect, best_of, predicted, prospects, step_times, typed
+from freewheel.run.advice.predictions import GAIN, WAITS_FOR, ModeRate, best_of, predict, predictions, step_times, typed
 from freewheel.run.learners.devices import placed
 from freewheel.run.naming import name_run
 from freewheel.run.planning import arrange, survey_env
@@ -62,8 +62,8 @@ class Checkup:
     findings: Sequence[Finding]
     spec: EnvSpec | None = None
     cost: EnvCost | None = None
-    usual: Prospect | None = None  # prospect of the command as given
-    modes: Sequence[Prospect] = ()  # prospects of all modes with their default options
+    usual: ModeRate | None = None  # prediction of the command as given
+    modes: Sequence[ModeRate] = ()  # predictions of all modes with their default options
 
     @property
     def fine(self) -> bool:
@@ -71,8 +71,8 @@ class Checkup:
         return not any(finding.level == "problem" for finding in self.findings)
 
     @property
-    def better(self) -> Prospect | None:
-        """Return a mode that is clearly faster than the usual prospect, if there is one."""
+    def better(self) -> ModeRate | None:
+        """Return a mode that is clearly faster than the usual prediction, if there is one."""
         best, usual = best_of(self.modes, self.config.mode), self.usual
         if not self.fine or best is None or usual is None or best.rate < GAIN * usual.rate:
             return None
@@ -97,7 +97,7 @@ class Checkup:
         }
 
 
-def _mode_json(config: Config, one: Prospect) -> dict[str, Any]:
+def _mode_json(config: Config, one: ModeRate) -> dict[str, Any]:
     if one.plan is None:
         return {"mode": one.mode, "refused": one.refused}
     limit = None if one.forecast is None else WAITS_FOR[one.forecast.limit]
@@ -138,9 +138,9 @@ def checkup(config: Config, report: Callable[[str], None]) -> Checkup:
     report("measuring the policy and its learner ...")
     env = step_times(config, cost)
     with learner_threads(config.run.machine.threads):
-        modes = prospects(planned, env)
+        modes = predictions(planned, env)
         usual = next((one for one in modes if one.plan is not None and one.plan.config == planned.config), None)
-        usual = usual or predicted(planned, env)
+        usual = usual or predict(planned, env)
     if config.env.batched and env.together:
         lanes, together = env.together[-1]
         text = f"{lanes} lanes in one process take {together:.2g} times as long as one"

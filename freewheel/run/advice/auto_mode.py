@@ -13,7 +13,7 @@ from freewheel.config.resolve import AUTO, Config
 from freewheel.errors import FreewheelError, UsageError
 from freewheel.rollout.probe import EnvCost
 from freewheel.run.advice.policy_times import PolicyClock
-from freewheel.run.advice.prospects import WAITS_FOR, Prospect, best_of, by_lag, predicted, step_times
+from freewheel.run.advice.predictions import WAITS_FOR, ModeRate, best_of, by_lag, predict, step_times
 from freewheel.run.naming import RunName, name_run
 from freewheel.run.plan import Plan, nothing
 from freewheel.run.planning import Report, arrange, plan, silent
@@ -45,13 +45,13 @@ def _chosen(among: Sequence[Config], config: Config, cost: EnvCost, name: RunNam
             refused.append(str(error))
     if not plans:
         raise UsageError(f"--mode auto: no mode supports this run: {refused[0]}")
-    found = [Prospect(one.config.mode, one) for one in plans]
+    found = [ModeRate(one.config.mode, one) for one in plans]
     if not config.env.on_device:
         env, clock = step_times(config, cost), PolicyClock()
         with learner_threads(config.run.machine.threads):
-            found = [predicted(one, env, clock) for one in plans]
+            found = [predict(one, env, clock) for one in plans]
     best = best_of(sorted(found, key=lambda one: by_lag(one.mode)))
-    # If speeds cannot be predicted, prefer free-running workers with a bound on the lag.
+    # If speeds cannot be predict, prefer free-running workers with a bound on the lag.
     free = (one for one in plans if MODES[one.config.mode].free_running and one.config.collector.max_lag is not None)
     chosen = next(free, plans[0]) if best is None or best.plan is None else best.plan
     remark = _why(chosen, best, found)
@@ -60,7 +60,7 @@ def _chosen(among: Sequence[Config], config: Config, cost: EnvCost, name: RunNam
     return replace(chosen, name=name_run(chosen.config))
 
 
-def _why(chosen: Plan, best: Prospect | None, found: Sequence[Prospect]) -> str:
+def _why(chosen: Plan, best: ModeRate | None, found: Sequence[ModeRate]) -> str:
     """Explain the choice in one line."""
     mode = chosen.config.mode
     if best is None or best.forecast is None:

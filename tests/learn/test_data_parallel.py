@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from freewheel.core import BatchSpec, NDArray
 from freewheel.errors import FreewheelError
-from freewheel.learn import together
+from freewheel.learn import data_parallel as together
 from freewheel.learn.moments import RunningMoments
 from freewheel.learn.spec import ALONE, LearnerSpec
 from freewheel.policies.spec import PolicySpec
@@ -93,8 +93,7 @@ def test_gradients_and_means_are_weighted_by_rows_and_parameters_without_a_gradi
 
 
 def test_the_term_that_comes_first_counts() -> None:
-    found = in_threads(3, lambda peers: together.first_of(peers, ("a", "b", "c"), "cab"[peers.rank]))
-    assert found == ["a"] * 3
+    assert in_threads(3, lambda peers: together.first_of(peers, ("a", "b", "c"), "cab"[peers.rank])) == ["a"] * 3
     assert together.first_of(ALONE, ("a", "b"), "b") == "b"
 
 
@@ -104,9 +103,7 @@ def test_other_weights_are_an_error_that_says_whose() -> None:
     other[3] += 1e-7
     together.require_same(np.array([together.checksum(vector), together.checksum(vector.clone())]))
     with pytest.raises(FreewheelError, match="learners 0 and 2 train together but have different weights"):
-        together.require_same(
-            np.array([together.checksum(vector), together.checksum(vector), together.checksum(other)])
-        )
+        together.require_same(np.array([together.checksum(one) for one in (vector, vector, other)]))
 
 
 @settings(max_examples=30)

@@ -9,8 +9,8 @@ import pytest
 
 from freewheel.errors import FreewheelError
 from freewheel.timeline.model import Row
-from freewheel.timeline.parties import LearnerTracks, doing, timed_executors
 from freewheel.timeline.recording import SpanRecording
+from freewheel.timeline.trainer_tracks import LearnerTracks, doing, timed_executors
 from freewheel.transport.executors import SerialExecutor, ThreadExecutor
 from tests.support.timelines import Clock
 

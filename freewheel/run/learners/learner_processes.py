@@ -12,9 +12,9 @@ from typing import Any
 from freewheel.errors import PeerLostError
 from freewheel.learn.spec import ALONE, Peers
 from freewheel.metrics.meter import Budget, Meter
-from freewheel.run.checkpoints.progress import Earlier
+from freewheel.run.checkpoints.run_progress import Earlier
+from freewheel.run.learners.coordination import SeveralLearners, SingleLearner
 from freewheel.run.learners.share import share_of
-from freewheel.run.learners.together import SingleLearner, Together
 from freewheel.run.learners.versions import CHOSEN, remedy
 from freewheel.run.plan import Plan
 from freewheel.run.stopping.ending import exit_code_of
@@ -22,14 +22,14 @@ from freewheel.run.stopping.stop import Stop
 from freewheel.transport.forkserver import pickled
 from freewheel.transport.learners.group import JOIN, Group
 from freewheel.transport.learners.launch import Learners
-from freewheel.transport.learners.place import RankInfo, of_torchrun, send
+from freewheel.transport.learners.rank import RankInfo, of_torchrun, send
 
 PATH = "run"  # the note with the run directory, left when the directory exists
 ONLY = RankInfo(0, 1, 0, 1)
 
 
 @dataclass(frozen=True)
-class Crew:
+class LearnerProcesses:
     """This learner among all learners of a run; without a group it is the only one."""
 
     place: RankInfo = ONLY
@@ -53,21 +53,21 @@ class Crew:
 
     def together(
         self, stop: Stop, meter: Meter, budget: Budget, path: Path, before: Mapping[str, Any]
-    ) -> SingleLearner | Together:
+    ) -> SingleLearner | SeveralLearners:
         """Return the coordination of this learner with the others. before: progress.json of the resumed session."""
         if self.group is None:
             return SingleLearner()
-        together = Together(self.group, stop, meter, budget, before.get("learners", {}))
+        together = SeveralLearners(self.group, stop, meter, budget, before.get("learners", {}))
         together.gone, together.remedy = self.gone, partial(remedy, path, self.place.count)
         return together
 
 
 @contextmanager
-def gathered(whole: Plan, stop: Stop, *, resumed: bool) -> Iterator[Crew]:
+def gathered(whole: Plan, stop: Stop, *, resumed: bool) -> Iterator[LearnerProcesses]:
     """Yield the first learner's view of all learners of a run. They end with this block."""
     learners, place = whole.config.run.machine.learners, of_torchrun()
     if learners == 1:
-        yield Crew()
+        yield LearnerProcesses()
         return
     message = pickled((whole, resumed), f"{whole.config.env.label} with its options")
     if place is not None:
@@ -75,13 +75,13 @@ def gathered(whole: Plan, stop: Stop, *, resumed: bool) -> Iterator[Crew]:
         send(store, message)
         group = Group(place, store)
         with told_failures(group):
-            yield Crew(place, group)
+            yield LearnerProcesses(place, group)
         return
     from freewheel.run.learners.follow import main
 
     with Learners(learners, main, message) as started, told_failures(started.group):
         stop.leftovers.kept = started.pids
-        yield Crew(RankInfo(0, learners, 0, learners), started.group, started.gone)
+        yield LearnerProcesses(RankInfo(0, learners, 0, learners), started.group, started.gone)
 
 
 @contextmanager

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from freewheel.collect.mode import MODES
-from freewheel.config import flags, words
+from freewheel.config import flags, synonyms
 from freewheel.config.resolve import RunConfig, all_names, answers_in_python, from_argv, from_file, from_options
-from freewheel.config.vocabulary import in_python
+from freewheel.config.translation import in_python
 from freewheel.errors import UsageError
 from freewheel.learn.spec import ALGORITHMS
 from freewheel.policies.spec import PolicyConfig
@@ -22,9 +22,8 @@ VALUES: dict[str, object] = {"algo": "sac", "env": "Pendulum-v1", "runs_dir": "t
 VALUES |= {"run": "mine", "wandb_project": "mine"}
 VALUES |= dict.fromkeys(("steps", "episodes", "eval_episodes", "num_steps_per_env", "collection_batch_size"), 7)
 VALUES |= {"num_envs": 4, "workers": 4, "envs_per_worker": 3}
-LEARNED: dict[str, object] = dict.fromkeys(
-    ("lr", "gae_lambda", "clip", "entropy", "temperature", "gamma", "tau", "target_kl"), 0.5
-)
+HALVES = ("lr", "gae_lambda", "clip", "entropy", "temperature", "gamma", "tau", "target_kl")
+LEARNED: dict[str, object] = dict.fromkeys(HALVES, 0.5)
 LEARNED |= dict.fromkeys(("priority_alpha", "priority_beta", "entropy_share"), 0.3)
 LEARNED |= {"value": 0.25, "max_grad_norm": 2.0, "epochs": 3, "minibatch": 32, "batch": 32, "buffer": 5000, "n_step": 3}
 LEARNED |= {"normalize_advantage": False, "hidden": (5, 6), "activation": "relu", "normalize_obs": True}
@@ -42,7 +41,7 @@ def written(**options: object) -> dict[str, object]:
     return flags.flatten(from_options("Pendulum-v1", {"mode": "continuous", **options}).to_json())
 
 
-@pytest.mark.parametrize(("word", "option"), words.OPTIONS.items())
+@pytest.mark.parametrize(("word", "option"), synonyms.OPTIONS.items())
 def test_a_word_for_an_option_of_the_run(word: str, option: str) -> None:
     value = VALUES[option]
     assert written(**{word: value})[option] == value
@@ -56,9 +55,9 @@ def test_a_word_for_an_option_of_the_run(word: str, option: str) -> None:
 BARE = ("lr", "gamma", "gae_lambda", "target_kl", "tau", "learning_starts", "hidden")  # the last part of an option
 
 
-@pytest.mark.parametrize("word", [*words.LEARNER, *BARE])
+@pytest.mark.parametrize("word", [*synonyms.LEARNER, *BARE])
 def test_a_word_for_an_option_of_the_learner(word: str) -> None:
-    names = words.LEARNER.get(word, (word,))
+    names = synonyms.LEARNER.get(word, (word,))
     options = [*(f"{algo}.{name}" for algo in ("ppo", "sac") for name in names), *(f"policy.{name}" for name in names)]
     found = [option for option in options if option in KNOWN]
     assert found
@@ -81,7 +80,7 @@ def test_words_are_the_same_in_a_file(tmp_path: Path) -> None:
     assert config == from_options("Pendulum-v1", {"mode": "batch", "ppo.lr": 0.5, "num_envs": 4})
 
 
-@pytest.mark.parametrize(("word", "mode"), words.MODES.items())
+@pytest.mark.parametrize(("word", "mode"), synonyms.MODES.items())
 def test_modes_have_other_names(word: str, mode: str) -> None:
     config = from_argv(["Pendulum-v1", "--mode", word])
     assert (config.mode, config.notes) == (mode, (f"read --mode {word} as --mode {mode}",))
@@ -93,15 +92,14 @@ def test_a_preset_may_say_which_algorithm_a_word_is_for() -> None:
     assert flags.flatten(config.to_json())["sac.lr"] == 0.5
 
 
-@pytest.mark.parametrize("word", words.ANSWERS)
+@pytest.mark.parametrize("word", synonyms.ANSWERS)
 def test_what_is_done_in_another_way_is_answered(word: str) -> None:
     flag = f"--{word.replace('_', '-')}"
     with pytest.raises(UsageError) as caught:
         from_argv(["Pendulum-v1", flag, "3"])
-    assert str(caught.value) == f"there is no {flag}: {words.ANSWERS[word]}"
-    with pytest.raises(
-        UsageError, match=rf"^(there is no {word} in train\(\): |(policy|env_args) in train\(\) (is|must be) a table)"
-    ):
+    assert str(caught.value) == f"there is no {flag}: {synonyms.ANSWERS[word]}"
+    told = rf"^(there is no {word} in train\(\): |(policy|env_args) in train\(\) (is|must be) a table)"
+    with pytest.raises(UsageError, match=told):
         from_options("Pendulum-v1", {word: 3})
 
 
@@ -130,7 +128,10 @@ def test_a_slip_in_a_group_of_options_is_not_taken_for_a_word_of_others() -> Non
     ({"env_kwargs": 3}, r'there is no env_kwargs in train\(\): say env_args=\{"KEY": VALUE\} for each argument of the env'),
     ({"quite_other": 3}, r"unknown option quite_other in train\(\); see --help$"),
     ({"capture_video": True}, r"there is no capture_video in train\(\): train, then say freewheel play RUN --video$"),
-    *(({"algo": name.upper()}, f"there is no algorithm '{name.upper()}': say algo=.(ppo|sac)\\b") for name in words.ALGORITHMS),
+    *(
+        ({"algo": name.upper()}, f"there is no algorithm '{name.upper()}': say algo=.(ppo|sac)\\b")
+        for name in synonyms.ALGORITHMS
+    ),
 ])  # fmt: skip
 def test_python_is_answered_in_its_own_words(options: dict[str, Any], answer: str) -> None:
     with pytest.raises(UsageError, match=f"^{answer}"), answers_in_python():
@@ -156,25 +157,23 @@ def test_options_in_a_message_are_keyword_arguments_in_python(message: str, told
     assert in_python(message, all_names()) == (told or message)
 
 
-@pytest.mark.parametrize("message", [*words.ANSWERS.values(), *words.ALGORITHMS.values()])
+@pytest.mark.parametrize("message", [*synonyms.ANSWERS.values(), *synonyms.ALGORITHMS.values()])
 def test_answers_have_no_flags_in_python(message: str) -> None:
     told = in_python(message, all_names())
     assert "--" not in re.sub(r"freewheel [a-z]+ [^,;:]*", "", told)
-    assert not re.search(
-        r"[.\"]}? [A-Z]{2,}\b|\.\.\.} (linear|td|true)\b|\b(algo|mode) (ppo|sac|batch|continuous)\b", told
-    )
+    wrong = r"[.\"]}? [A-Z]{2,}\b|\.\.\.} (linear|td|true)\b|\b(algo|mode) (ppo|sac|batch|continuous)\b"
+    assert not re.search(wrong, told)
 
 
 def test_what_means_the_same_in_python() -> None:
-    config = from_options(
-        "Pendulum-v1", {"algo": "SAC", "policy": {"net_arch": [3], "module": RunConfig}, "steps": "2k"}
-    )
+    options = {"algo": "SAC", "policy": {"net_arch": [3], "module": RunConfig}, "steps": "2k"}
+    config = from_options("Pendulum-v1", options)
     assert (config.algo, config.policy.hidden, config.run.limits.steps) == ("sac", (3,), 2_000)
     assert config.policy.module == "freewheel.config.resolve:RunConfig"
 
 
 def test_no_word_hides_an_option() -> None:
-    assert not (words.OPTIONS.keys() | words.LEARNER.keys() | words.ANSWERS.keys()) & KNOWN
-    assert not words.OPTIONS.keys() & words.LEARNER.keys()
-    assert not words.ANSWERS.keys() & (words.OPTIONS.keys() | words.LEARNER.keys())
-    assert not words.MODES.keys() & MODES.keys()
+    assert not (synonyms.OPTIONS.keys() | synonyms.LEARNER.keys() | synonyms.ANSWERS.keys()) & KNOWN
+    assert not synonyms.OPTIONS.keys() & synonyms.LEARNER.keys()
+    assert not synonyms.ANSWERS.keys() & (synonyms.OPTIONS.keys() | synonyms.LEARNER.keys())
+    assert not synonyms.MODES.keys() & MODES.keys()

@@ -87,15 +87,13 @@ def test_two_learners_train_one_run(tmp_path: Path) -> None:
         assert_balanced(row)
     config = json.loads((result.path / "config.json").read_text())
     assert (config["learners"], config["num_envs"]) == (2, 4), "options describe the whole run"
-    there = result.path / "learners/1"
-    assert json.loads((there / "summary.json").read_text())["env_steps"] == 320
+    assert json.loads((result.path / "learners/1" / "summary.json").read_text())["env_steps"] == 320
     assert_same_bits(result.path)
 
 
 @pytest.mark.system
 def test_they_learn_what_one_learner_would(tmp_path: Path) -> None:
-    """In mode batch workers have generators of their own, so that two learners play what one would, and with one minibatch an
-    update the order of rows does not matter."""
+    """Workers of mode batch have own generators: two learners play as one; with one minibatch the order of rows is no matter."""
     options: dict[str, Any] = {"mode": "batch", "workers": 4, "evals": 0, "steps": 256, "ppo": {"minibatch": 64}}
     one = weights(train(tmp_path, **options).path)
     two = weights(train(tmp_path, learners=2, **options).path)
@@ -128,9 +126,8 @@ def test_a_learner_that_is_killed_ends_the_run_which_then_goes_on(tmp_path: Path
             hook.__init__(run.updates + 1, kill)  # type: ignore[misc] # nothing was saved by both yet
 
     hook = At(5, kill)
-    with pytest.raises(
-        PeerLostError, match=r"^learner 1 was killed \(SIGKILL\): .*freewheel resume .* continues from step"
-    ):
+    told = r"^learner 1 was killed \(SIGKILL\): .*freewheel resume .* continues from step"
+    with pytest.raises(PeerLostError, match=told):
         endless(tmp_path, hook, checkpoint_every=OFTEN)
     (run,) = tmp_path.iterdir()
     summary = json.loads((run / "summary.json").read_text())
@@ -206,7 +203,6 @@ def test_torchrun(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("saved in") == 1, "the others are silent"
     (run,) = tmp_path.iterdir()
-    summary = json.loads((run / "summary.json").read_text())
-    assert [one["env_steps"] for one in summary["learners"]] == [64, 64]
+    assert [one["env_steps"] for one in json.loads((run / "summary.json").read_text())["learners"]] == [64, 64]
     config = json.loads((run / "config.json").read_text())
     assert (config["learners"], config["sources"]["learners"]) == (2, "torchrun")

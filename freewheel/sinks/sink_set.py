@@ -16,7 +16,7 @@ WAITING = 1_000  # rows and notes that wait at most for a slow sink
 PATIENCE = 30.0  # seconds for slow sinks to finish at the end of a run
 
 
-class Outlet:
+class SinkGuard:
     """Calls one sink, in a separate thread unless it is `direct`, and counts the rows that it misses."""
 
     def __init__(self, sink: Sink, name: str) -> None:
@@ -82,11 +82,11 @@ class Outlet:
                 self.news.append(f"the sink {self.name} could not be closed: {_shown(error)}")
 
 
-class Outlets:
+class SinkSet:
     """The sinks of a run as one. Implements sink.Sink."""
 
     def __init__(self) -> None:
-        self._outlets: list[Outlet] = []
+        self._sink_set: list[SinkGuard] = []
         self._early: list[str] | None = []  # notes that wait until all sinks are open
 
     def open(self, entries: Sequence[SinkEntry], info: RunInfo, others: Sequence[Sink] = ()) -> None:
@@ -99,8 +99,8 @@ class Outlets:
             except Exception as error:
                 raise SetupError(f"the sink {entry.name} cannot be opened: {_shown(error)}") from error
             if sink is not None:
-                self._outlets.append(Outlet(sink, entry.name))
-        self._outlets += [Outlet(sink, type(sink).__name__) for sink in others]
+                self._sink_set.append(SinkGuard(sink, entry.name))
+        self._sink_set += [SinkGuard(sink, type(sink).__name__) for sink in others]
         early, self._early = self._early or [], None
         for text in early:
             self.note(text)
@@ -108,29 +108,29 @@ class Outlets:
     @property
     def problems(self) -> list[str]:
         """The rows that sinks have missed so far, one line per sink."""
-        return [outlet.problem for outlet in self._outlets if outlet.problem]
+        return [outlet.problem for outlet in self._sink_set if outlet.problem]
 
     def write(self, row: Mapping[str, Any]) -> None:
-        for outlet in self._outlets:
+        for outlet in self._sink_set:
             outlet.write(row)
         self._tell()
 
     def catch_up(self) -> None:
         """Let sinks retry failed writes, so that `problems` has only what remains."""
-        for outlet in self._outlets:
+        for outlet in self._sink_set:
             outlet.catch_up()
 
     def note(self, text: str) -> None:
         if self._early is not None:
             self._early.append(text)
             return
-        for outlet in self._outlets:
+        for outlet in self._sink_set:
             outlet.note(text)
 
     def close(self, summary: Mapping[str, Any], patience: float = PATIENCE) -> None:
         """Close sinks with a thread first, so that direct sinks can report the problems of the others."""
-        screens = [outlet for outlet in self._outlets if outlet.direct]
-        for outlet in self._outlets:
+        screens = [outlet for outlet in self._sink_set if outlet.direct]
+        for outlet in self._sink_set:
             if not outlet.direct:
                 outlet.close(summary, patience)
         self._tell(screens)
@@ -140,11 +140,11 @@ class Outlets:
     def _new(self, summary: Mapping[str, Any]) -> list[str]:
         return [problem for problem in self.problems if problem not in summary.get("problems", ())]
 
-    def _tell(self, listeners: Sequence[Outlet] | None = None) -> None:
-        for outlet in self._outlets:
+    def _tell(self, listeners: Sequence[SinkGuard] | None = None) -> None:
+        for outlet in self._sink_set:
             while outlet.news:
                 text = outlet.news.popleft()
-                for listener in self._outlets if listeners is None else listeners:
+                for listener in self._sink_set if listeners is None else listeners:
                     listener.note(text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Pace:
+class UpdateRatio:
     """Counts rows and updates. A learner never makes more than `ratio` updates per row. It takes no rows while updates
     are more than `slack` rows behind: chunks then wait in the learner, uncounted, and so do their workers."""
 

@@ -10,7 +10,7 @@ import pytest
 from freewheel.config.auto import MEASURED
 from freewheel.config.resolve import from_argv, from_file
 from freewheel.rollout.probe import EnvCost
-from freewheel.run.advice import pace
+from freewheel.run.advice import keeping_up as pace
 from freewheel.run.advice.policy_times import update_cost
 from freewheel.run.naming import name_run
 from freewheel.run.plan import Plan
