@@ -212,6 +212,8 @@ def test_a_few_workers_act_at_a_time_and_every_lane_gets_its_turns(
     config = ContinuousConfig(workers=6, envs_per_worker=1, num_envs=6, max_lag=100_000, collection_batch_size=4)
     with config.build(factory, in_turn(spec(8, lanes=6), 2)) as collector:
         collector.publish(snapshot(0), 0)
+        first: list[Any] = []
+        take_until(collector, first, lambda: len({chunk.origin.worker for chunk in first}) == 6)
         chunks: list[Any] = []
         take_until(collector, chunks, lambda: all(rows_of(chunks, worker) >= 80 for worker in range(6)))
         assert sum(version >= 0 for version in wire_of(collector).permits.pacing.announced()) <= 2
