@@ -206,6 +206,7 @@ def in_turn(spec: CollectSpec, turns: int) -> CollectSpec:
     return replace(spec, workers=replace(spec.workers, turns=turns))
 
 
+@pytest.mark.system
 def test_a_few_workers_act_at_a_time_and_every_lane_gets_its_turns(
     factory: RunnerFactory, spec: Spec, snapshot: Weights
 ) -> None:
