@@ -16,7 +16,7 @@ from freewheel.transport.learners.rank import RankInfo, open_store
 
 GRACE = 10.0  # seconds for learners to end after the first one has ended
 KNOWN = 2.0  # seconds within which the exit code of an ended process is known
-PRELOADED = ("freewheel.run.process",)
+PRELOADED = ("freewheel.run.process", "freewheel.run.stopping.watched")
 
 
 class Learners:
